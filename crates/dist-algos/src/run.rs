@@ -100,6 +100,60 @@ impl ValidatedSteps {
     }
 }
 
+/// The function that reduces whole elements: it combines its two arguments into the first one.
+pub enum Reduce<'a, 'f> {
+    /// The operation is commutative.
+    AnySide(&'a mut Combine<'f>),
+    /// The function is told on which side of the first argument the second one is. By a schedule with canonical order,
+    /// operands are in the order of the ranks.
+    Sided(&'a mut SidedCombine<'f>),
+}
+
+/// A function that combines its second argument, which is on this side of the first one, into the first one.
+pub type SidedCombine<'f> = dyn FnMut(&mut [u8], &[u8], Side) + 'f;
+
+/// The side of an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The operand comes from lower ranks than the other one.
+    Left,
+    /// The operand comes from higher ranks than the other one.
+    Right,
+}
+
+impl Side {
+    /// Returns the side of an operand that came from one rank, if the other operand came from another one.
+    const fn of(from: usize, other: usize) -> Self {
+        if from < other { Self::Left } else { Self::Right }
+    }
+}
+
+impl<'f> Reduce<'_, 'f> {
+    /// Returns the same function for a shorter time.
+    pub fn reborrow(&mut self) -> Reduce<'_, 'f> {
+        match self {
+            Self::AnySide(combine) => Reduce::AnySide(&mut **combine),
+            Self::Sided(combine) => Reduce::Sided(&mut **combine),
+        }
+    }
+
+    fn combine(&mut self, into: &mut [u8], from: &[u8], side: Side) {
+        match self {
+            Self::AnySide(combine) => combine(into, from),
+            Self::Sided(combine) => combine(into, from, side),
+        }
+    }
+}
+
+impl std::fmt::Debug for Reduce<'_, '_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::AnySide(_) => "AnySide",
+            Self::Sided(_) => "Sided",
+        })
+    }
+}
+
 /// Executes a range of validated steps as [`run`] does, without checking each of them again.
 ///
 /// # Errors
@@ -109,13 +163,14 @@ pub fn run_validated<T: RingTransport + ?Sized>(
     transport: &mut T,
     (valid, range): (&ValidatedSteps, Range<usize>),
     memory: Memory<'_>,
-    reduce: &mut Combine<'_>,
+    reduce: Reduce<'_, '_>,
     scratch: &mut Scratch,
     due: &LazyDeadline<'_>,
 ) -> Result<(), RunError<T::Error>> {
-    let parts = memory.parts();
-    if transport.rank() != valid.rank {
-        return run(transport, &valid.steps[range], memory, reduce, scratch, due);
+    let (rank, parts) = (transport.rank(), memory.parts());
+    if rank != valid.rank {
+        let check = |index: usize, step: &Step| step.validate(rank, index, parts);
+        return run_steps(transport, &valid.steps[range], memory, reduce, scratch, due, check);
     }
     if parts.buffer != valid.parts.buffer || parts.input < valid.parts.input {
         valid.check(parts)?;
@@ -140,7 +195,7 @@ pub fn run<T: RingTransport + ?Sized>(
     scratch: &mut Scratch,
     due: &LazyDeadline<'_>,
 ) -> Result<(), RunError<T::Error>> {
-    let (rank, parts) = (transport.rank(), memory.parts());
+    let (rank, parts, reduce) = (transport.rank(), memory.parts(), Reduce::AnySide(reduce));
     run_steps(transport, steps, memory, reduce, scratch, due, |index, step| step.validate(rank, index, parts))
 }
 
@@ -150,14 +205,16 @@ fn run_steps<T: RingTransport + ?Sized>(
     transport: &mut T,
     steps: impl IntoIterator<Item = impl Borrow<Step>>,
     mut memory: Memory<'_>,
-    reduce: &mut Combine<'_>,
+    reduce: Reduce<'_, '_>,
     scratch: &mut Scratch,
     due: &LazyDeadline<'_>,
     check: impl Fn(usize, &Step) -> Result<(), Error>,
 ) -> Result<(), RunError<T::Error>> {
     memory.check()?;
     let rank = transport.rank();
-    let mut runner = ExchangeRunner { transport, rank, memory: &mut memory, reduce, scratch, due };
+    let slots_from = PerPeer::new();
+    let mut runner =
+        ExchangeRunner { transport, rank, memory: &mut memory, reduce, scratch, slots_from, due };
     for (index, step) in steps.into_iter().enumerate() {
         let step = step.borrow();
         check(index, step)?;
@@ -176,8 +233,10 @@ struct ExchangeRunner<'a, 'memory, 'reduce, T: ?Sized> {
     transport: &'a mut T,
     rank: Rank,
     memory: &'a mut Memory<'memory>,
-    reduce: &'a mut Combine<'reduce>,
+    reduce: Reduce<'a, 'reduce>,
     scratch: &'a mut Scratch,
+    /// The rank from which the content of each slot first arrived.
+    slots_from: PerPeer<usize>,
     due: &'a LazyDeadline<'a>,
 }
 
@@ -196,9 +255,15 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
         }
         self.transport.set_progress(Progress { step: index, receives: Some((chunks.first(), chunks.len())) });
         let shared = &mut self.memory.buffer[self.memory.partition.span(chunks)];
-        self.transport
-            .exchange_in_place(peer, shared, self.reduce, self.due)
-            .map_err(|source| RunError::Transport { step: index, source })
+        let exchanged = match &mut self.reduce {
+            Reduce::AnySide(combine) => self.transport.exchange_in_place(peer, shared, *combine, self.due),
+            Reduce::Sided(combine) => {
+                let side = Side::of(peer, self.rank.index());
+                let combine = &mut |into: &mut [u8], from: &[u8]| combine(into, from, side);
+                self.transport.exchange_in_place(peer, shared, combine, self.due)
+            }
+        };
+        exchanged.map_err(|source| RunError::Transport { step: index, source })
     }
 
     /// Executes any other step.
@@ -255,7 +320,8 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
         });
         let (from, due, transport) = (receive.from, self.due, &mut *self.transport);
         let mut exchange = PieceExchange { transport, send, from, due, step: index };
-        exchange.receive(receive.then, places, self.reduce)
+        let (reduce, side) = (&mut self.reduce, Side::of(from, rank));
+        exchange.receive(receive.then, places, &mut |into, from| reduce.combine(into, from, side))
     }
 
     /// Returns `true` if the message is reduced, and the pieces in which a transport delivers it may end inside of
@@ -272,6 +338,7 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
         send: Option<SendHalf>,
         receive: ReceiveHalf,
     ) -> Result<(), RunError<T::Error>> {
+        let side = self.side(receive);
         let Memory { buffer, partition, input } = &mut *self.memory;
         let len = partition.bytes_of(receive.chunks);
         let (slots, arrived) = self.scratch.slots_and_staged(len);
@@ -284,7 +351,7 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
         drop(send);
         let mut apply = |place: &mut [u8], piece: &[u8]| match receive.then {
             OnArrival::Replace => copy(piece, place),
-            OnArrival::Reduce => (self.reduce)(place, piece),
+            OnArrival::Reduce => self.reduce.combine(place, piece, side),
         };
         if let ChunkLocation::Slot(slot) = receive.place {
             apply(slots.slot(slot, partition.chunk_bytes_max(), len), arrived);
@@ -331,16 +398,45 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
         receive: ReceiveHalf,
         slot: usize,
     ) -> Result<(), RunError<T::Error>> {
+        let side = self.side(receive);
+        if receive.then == OnArrival::Replace {
+            self.fill_slot(slot, receive.from);
+        }
         let Memory { buffer, partition, input } = &*self.memory;
         let place =
             self.scratch.slots().slot(slot, partition.chunk_bytes_max(), partition.bytes_of(receive.chunks));
         let send = send.map(|send| (send.to, outgoing(buffer, *partition, *input, send)));
         let (from, due, transport) = (receive.from, self.due, &mut *self.transport);
         let mut exchange = PieceExchange { transport, send, from, due, step: index };
-        exchange.receive(receive.then, smallvec![place], self.reduce)
+        let reduce = &mut self.reduce;
+        exchange.receive(receive.then, smallvec![place], &mut |into, from| reduce.combine(into, from, side))
+    }
+
+    /// Returns the side of a message that is reduced.
+    fn side(&self, receive: ReceiveHalf) -> Side {
+        Side::of(receive.from, self.from(receive.place))
+    }
+
+    /// Returns the rank from which the content of a location first arrived.
+    fn from(&self, place: ChunkLocation) -> usize {
+        match place {
+            ChunkLocation::Buffer => self.rank.index(),
+            ChunkLocation::Slot(slot) => self.slots_from.get(slot).copied().unwrap_or_default(),
+        }
+    }
+
+    /// Remembers the rank from which the content of a slot arrived.
+    fn fill_slot(&mut self, slot: usize, from: usize) {
+        if self.slots_from.len() <= slot {
+            self.slots_from.resize(slot + 1, 0);
+        }
+        self.slots_from[slot] = from;
     }
 
     fn copy(&mut self, chunk: usize, from: ChunkLocation, into: ChunkLocation) {
+        if let ChunkLocation::Slot(slot) = into {
+            self.fill_slot(slot, self.from(from));
+        }
         let range = self.memory.partition.range(chunk);
         let (slot_bytes, len) = (self.memory.partition.chunk_bytes_max(), range.len());
         let buffer = &mut self.memory.buffer[range];
@@ -361,17 +457,18 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
     }
 
     fn combine(&mut self, chunk: usize, from: usize, into: ChunkLocation) {
+        let side = Side::of(self.from(ChunkLocation::Slot(from)), self.from(into));
         let range = self.memory.partition.range(chunk);
         let slot_bytes = self.memory.partition.chunk_bytes_max();
         match into {
             _ if range.is_empty() => {}
             ChunkLocation::Buffer => {
                 let held = self.scratch.slots().slot(from, slot_bytes, range.len());
-                (self.reduce)(&mut self.memory.buffer[range], held);
+                self.reduce.combine(&mut self.memory.buffer[range], held, side);
             }
             ChunkLocation::Slot(slot) => {
                 let (held, memory) = self.scratch.slots().two_slots((from, slot), slot_bytes, range.len());
-                (self.reduce)(memory, held);
+                self.reduce.combine(memory, held, side);
             }
         }
     }

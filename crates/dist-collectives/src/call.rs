@@ -282,12 +282,16 @@ impl Call {
             format!("{}{operation}", if started { "started " } else { "" })
         };
         let elements = |count: u64| format!("{count} {}", if count == 1 { "element" } else { "elements" });
+        // The digest contains the name of the operation.
+        let custom = differ(self.sizes, other.sizes, |digest| format!("custom operation {digest:016x}"))
+            .filter(|_| self.op == Some(ReduceKind::Custom));
         let fields = [
             ("calls", differ(calls[0], calls[1], call), ""),
             ("types", differ(self.element, other.element, named), "type"),
             ("tags", differ(self.tag(), other.tag(), named), "tag"),
             ("lengths", differ(self.count, other.count, elements), "length"),
             ("reductions", differ(self.op, other.op, named), "reduction"),
+            ("operations", custom, "operation, of the same name, and lengths"),
             ("roots", differ(self.root, other.root, named), "root"),
             ("orders", differ(self.order, other.order, named), "order of reduction"),
             ("algorithms", differ(self.algorithm, other.algorithm, named), "algorithm and DIST_CROSSOVERS"),

@@ -19,6 +19,29 @@ impl Communicator {
         self.call(|engine, options| engine.all_reduce(buffer, op, &options))
     }
 
+    /// Reduces one value of each rank, and returns the result.
+    ///
+    /// ```
+    /// use dist_collectives::{Communicator, ReduceOp};
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 3, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     comm.all_reduce_value(comm.rank() as f64, ReduceOp::Max).unwrap()
+    /// });
+    /// assert_eq!(outcome.results, [2.0; 3]);
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce).
+    #[doc(alias = "MPI_Allreduce")]
+    #[inline]
+    pub fn all_reduce_value<T: Element>(&mut self, value: T, op: ReduceOp) -> Result<T> {
+        let mut result = [value];
+        self.all_reduce(&mut result, op)?;
+        Ok(result[0])
+    }
+
     /// Reduces like [`all_reduce`](Self::all_reduce), on memory that the operation owns while it runs. Ranks that
     /// share a host may write into each other's buffers, which is faster for large ones, and fastest for
     /// [allocated](Self::alloc) ones. All ranks must pass buffers of one kind: allocated, or made from vectors.

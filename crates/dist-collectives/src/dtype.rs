@@ -92,11 +92,12 @@ impl fmt::Display for DType {
     }
 }
 
-/// A type of elements that collectives support. The set is closed: `f32`, `f64`, [`struct@f16`], [`bf16`], `i8`,
+/// A type of elements that the built-in reductions support. Operations that only move elements take any type that is
+/// [`Pod`], and [`CustomOp`](crate::CustomOp) reduces them. The set is closed: `f32`, `f64`, [`struct@f16`], [`bf16`], `i8`,
 /// `i32`, `i64`, `u8`, `u32`, `u64`. For arithmetic in generic code, use `num-traits`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no type that collectives work on",
-    note = "elements are f32, f64, f16, bf16, i8, i32, i64, u8, u32 or u64; `broadcast_value` and its like, of the feature serde, send any others"
+    note = "elements are f32, f64, f16, bf16, i8, i32, i64, u8, u32 or u64; operations that only move elements take any `bytemuck::Pod` type, and `all_reduce_with` reduces them by an operation of your own"
 )]
 pub trait Element:
     Pod + Scalar + Num + NumCast + Bounded + PartialOrd + fmt::Debug + fmt::Display + Send + Sync + 'static

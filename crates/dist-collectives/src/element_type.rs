@@ -26,6 +26,7 @@ pub enum ElementType {
 impl ElementType {
     /// Returns the type of elements of `T`.
     #[inline(always)]
+    #[allow(clippy::cast_possible_truncation, reason = "the assertion limits both numbers")]
     pub(crate) fn of<T: Pod>() -> Self {
         const {
             assert!(
@@ -64,6 +65,7 @@ impl ElementType {
     }
 
     /// Returns the unknown type with this [`layout`](Self::layout); `None` if there is no such type.
+    #[allow(clippy::cast_possible_truncation, reason = "a mask limits the number")]
     pub(crate) fn from_layout(layout: u64) -> Option<Self> {
         let (size, align) = ((layout & (SIZE_END as u64 - 1)) as u32, 1_u8 << (layout >> SIZE_BITS & 7));
         (size > 0 && usize::from(align) <= CacheLine::BYTES).then_some(Self::Other { size, align })

@@ -217,6 +217,12 @@ pub enum Error {
         /// The algorithm.
         algorithm: Algorithm,
     },
+    /// The forced algorithm works on shared memory, and an operation of the user's own needs messages.
+    #[error("{} by {algorithm} has only the built-in reductions: force an algorithm that sends messages, or none", .algorithm.collective())]
+    NeedsMessages {
+        /// The algorithm.
+        algorithm: Algorithm,
+    },
     /// The forced algorithm needs access to memory that other ranks do not have: write access to the caller's
     /// memory, or access to ordinary memory that the system does not permit.
     #[error("{} by {algorithm} needs memory that other ranks may access: allocate the buffer with Communicator::alloc", .algorithm.collective())]
@@ -387,6 +393,13 @@ pub enum Error {
     NotStarted {
         /// The time limit of the operation.
         limit: Duration,
+    },
+    /// An [operation of the user's own](crate::CustomOp) panicked on this rank. The other ranks get
+    /// [`Aborted`](Self::Aborted) with [`Cause::Panicked`].
+    #[error("the operation {name:?} panicked; the panic is in the output of this rank")]
+    OperationPanicked {
+        /// The name of the operation.
+        name: &'static str,
     },
     /// An operation that does not block panicked on this rank: the transport, or the code that encodes or decodes
     /// values.

@@ -8,6 +8,7 @@ mod collectives;
 mod communicator;
 mod cost_cache;
 mod costs;
+mod custom_op;
 mod digest;
 mod dtype;
 mod element_type;
@@ -36,6 +37,7 @@ pub use buffer::Buffer;
 #[doc(no_inline)]
 pub use bytemuck;
 pub use communicator::Communicator;
+pub use custom_op::{CustomOp, Located};
 /// The records of all algorithms, each in the module of its schedule, for [`Communicator::with_algorithm`].
 #[doc(no_inline)]
 pub use dist_algos as algorithms;

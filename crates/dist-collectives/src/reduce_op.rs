@@ -164,11 +164,13 @@ pub enum ReduceKind {
     PreMulSum,
     /// [`ReduceOp::WeightedMean`].
     WeightedMean,
+    /// An operation of the user's own; see [`CustomOp`](crate::CustomOp).
+    Custom,
 }
 
 impl ReduceKind {
     /// All kinds.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Sum,
         Self::Mean,
         Self::Product,
@@ -179,6 +181,7 @@ impl ReduceKind {
         Self::Xor,
         Self::PreMulSum,
         Self::WeightedMean,
+        Self::Custom,
     ];
 
     /// Returns the name in lower case.
@@ -194,15 +197,18 @@ impl ReduceKind {
             Self::Xor => "xor",
             Self::PreMulSum => "pre_mul_sum",
             Self::WeightedMean => "weighted_mean",
+            Self::Custom => "custom",
         }
     }
 
-    /// Returns `true` if elements of this type support the operation.
+    /// Returns `true` if elements of this type support the operation. An operation of the user's own knows its own type
+    /// of elements.
     pub const fn supports(self, dtype: DType) -> bool {
         match self {
             Self::Sum | Self::Product | Self::Min | Self::Max => true,
             Self::And | Self::Or | Self::Xor => !dtype.is_float(),
             Self::Mean | Self::PreMulSum | Self::WeightedMean => dtype.is_float(),
+            Self::Custom => true,
         }
     }
 

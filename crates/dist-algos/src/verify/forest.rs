@@ -15,7 +15,7 @@ pub(super) struct SumId(usize);
 enum SumNode {
     /// The data of one rank.
     Leaf(Piece),
-    /// The sum of two trees, the one with the lower number first, because operands may swap sides.
+    /// The sum of two trees, the left operand first.
     Sum(SumId, SumId),
     /// A sum that its owner has finished. Nothing may be added to it.
     Finished(SumId),
@@ -24,6 +24,8 @@ enum SumNode {
 /// All trees that have occurred, and the contributors of each.
 pub(super) struct Forest {
     nodes: Vec<SumNode>,
+    /// The tree that stands for each tree and for all others that differ from it by the sides of operands only.
+    any_sides: Vec<SumId>,
     numbers: HashMap<SumNode, SumId, BuildHasherDefault<Mix>>,
     contributors: Vec<RankSet>,
     /// The requested trees T(n), by their first rank and their number of ranks.
@@ -35,6 +37,7 @@ impl Forest {
     pub(super) fn new(world_size: usize) -> Self {
         Self {
             nodes: Vec::new(),
+            any_sides: Vec::new(),
             numbers: HashMap::default(),
             contributors: Vec::new(),
             canonical: HashMap::default(),
@@ -44,7 +47,7 @@ impl Forest {
 
     pub(super) fn leaf(&mut self, piece: Piece) -> SumId {
         let world_size = self.world_size;
-        self.number(SumNode::Leaf(piece), |_| RankSet::one(piece.rank, world_size))
+        self.number(SumNode::Leaf(piece), None, |_| RankSet::one(piece.rank, world_size))
     }
 
     /// Returns the sum of two trees, or a rank that contributed to both.
@@ -52,12 +55,17 @@ impl Forest {
         if let Some(rank) = self.contributors[left.0].shared(&self.contributors[right.0]) {
             return Err(rank);
         }
-        let node = SumNode::Sum(left.min(right), left.max(right));
-        Ok(self.number(node, |contributors| contributors[left.0].union(&contributors[right.0])))
+        let union = |contributors: &[RankSet]| contributors[left.0].union(&contributors[right.0]);
+        let (one, other) = (self.any_sides[left.0], self.any_sides[right.0]);
+        let any_sides = self.number(SumNode::Sum(one.min(other), one.max(other)), None, union);
+        Ok(self.number(SumNode::Sum(left, right), Some(any_sides), union))
     }
 
     pub(super) fn finished(&mut self, tree: SumId) -> SumId {
-        self.number(SumNode::Finished(tree), |contributors| contributors[tree.0].clone())
+        let ranks = |contributors: &[RankSet]| contributors[tree.0].clone();
+        let any_sides = self.any_sides[tree.0];
+        let any_sides = self.number(SumNode::Finished(any_sides), None, ranks);
+        self.number(SumNode::Finished(tree), Some(any_sides), ranks)
     }
 
     /// Returns the sum inside a finished tree.
@@ -66,6 +74,11 @@ impl Forest {
             SumNode::Finished(tree) => Some(tree),
             SumNode::Leaf(_) | SumNode::Sum(..) => None,
         }
+    }
+
+    /// Returns `true` if two trees are equal or differ only by the sides of operands.
+    pub(super) fn are_alike(&self, one: SumId, other: SumId) -> bool {
+        self.any_sides[one.0] == self.any_sides[other.0]
     }
 
     /// Returns `true` if the tree is the data of one rank.
@@ -99,13 +112,20 @@ impl Forest {
         tree
     }
 
-    fn number(&mut self, node: SumNode, contributors: impl FnOnce(&[RankSet]) -> RankSet) -> SumId {
+    /// Returns the number of a tree. A tree without `any_sides` stands for itself.
+    fn number(
+        &mut self,
+        node: SumNode,
+        any_sides: Option<SumId>,
+        contributors: impl FnOnce(&[RankSet]) -> RankSet,
+    ) -> SumId {
         if let Some(&tree) = self.numbers.get(&node) {
             return tree;
         }
         let tree = SumId(self.nodes.len());
         let ranks = contributors(&self.contributors);
         self.nodes.push(node);
+        self.any_sides.push(any_sides.unwrap_or(tree));
         self.contributors.push(ranks);
         self.numbers.insert(node, tree);
         tree
@@ -179,14 +199,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_are_the_same_whichever_side_comes_first_but_not_however_they_are_grouped() {
+    fn sums_differ_by_their_sides_and_by_their_groups() {
         let mut forest = Forest::new(3);
         let [a, b, c] = [0, 1, 2].map(|rank| forest.leaf(Piece { rank, chunk: 0 }));
         let (ab, ba) = (forest.sum(a, b).unwrap(), forest.sum(b, a).unwrap());
         let bc = forest.sum(b, c).unwrap();
-        assert_eq!(ab, ba);
+        assert!(ab != ba && forest.are_alike(ab, ba));
         let (left, right) = (forest.sum(ab, c).unwrap(), forest.sum(a, bc).unwrap());
-        assert_ne!(left, right);
+        assert!(!forest.are_alike(left, right));
         assert!(forest.is_total(left) && !forest.is_total(ab));
         assert_eq!(forest.canonical(0, 3), left);
     }

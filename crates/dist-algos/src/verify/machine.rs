@@ -46,8 +46,18 @@ pub(super) struct SymbolicRank {
 pub(super) struct SlotContent {
     chunk: usize,
     sum: SumId,
+    /// The rank from which the content first arrived; see [`Order::Canonical`](crate::Order::Canonical).
+    from: usize,
     /// `true` if the content was used.
     pub(super) is_used: bool,
+}
+
+/// A sum, and the rank from which it first arrived at its location. The sum from the lower rank is the left operand, as
+/// in the runner.
+#[derive(Clone, Copy, Debug)]
+struct Operand {
+    sum: SumId,
+    from: usize,
 }
 
 /// Two measures of time: messages and chunks.
@@ -182,7 +192,8 @@ impl Machine {
         state.report.receives(sender, receive.chunks);
         state.heard = state.heard.union(&message.heard);
         for (chunk, sum) in receive.chunks.indices().zip(message.sums) {
-            state.write(&mut self.forest, their_step, chunk, receive.place, receive.then, sum)?;
+            let arrived = Operand { sum, from: sender };
+            state.write(&mut self.forest, their_step, chunk, receive.place, receive.then, arrived)?;
         }
         Ok(())
     }
@@ -275,62 +286,63 @@ impl SymbolicRank {
         chunk: usize,
         place: ChunkLocation,
         then: OnArrival,
-        sum: SumId,
+        arrived: Operand,
     ) -> Result<()> {
         let rank = self.rank.index();
         if let (ChunkLocation::Slot(slot), OnArrival::Replace) = (place, then) {
             return match self.slots.get(slot).copied().flatten() {
                 Some(held) if !held.is_used => Err(Error::Lost { rank, step, slot }),
                 _ => {
-                    self.hold(slot, chunk, sum);
+                    self.hold(slot, chunk, arrived);
                     Ok(())
                 }
             };
         }
-        let sum = match then {
-            OnArrival::Replace => sum,
+        let Operand { sum, from } = match then {
+            OnArrival::Replace => arrived,
             OnArrival::Reduce => {
                 let there = self.content(place, chunk).ok_or(Error::Unwritten { rank, step, chunk })?;
                 self.report.reductions += 1;
-                forest.sum(there, sum).map_err(|contributor| Error::AddedTwice {
-                    rank,
-                    step,
-                    chunk,
-                    contributor,
-                })?
+                let is_left = arrived.from < there.from;
+                let (left, right) = if is_left { (arrived, there) } else { (there, arrived) };
+                let sum = forest.sum(left.sum, right.sum);
+                let twice = |contributor| Error::AddedTwice { rank, step, chunk, contributor };
+                Operand { sum: sum.map_err(twice)?, ..there }
             }
         };
         match place {
             ChunkLocation::Buffer => self.buffer[chunk] = Some(sum),
-            ChunkLocation::Slot(slot) => self.slots[slot] = Some(SlotContent { chunk, sum, is_used: false }),
+            ChunkLocation::Slot(slot) => {
+                self.slots[slot] = Some(SlotContent { chunk, sum, from, is_used: false });
+            }
         }
         Ok(())
     }
 
-    fn hold(&mut self, slot: usize, chunk: usize, sum: SumId) {
+    fn hold(&mut self, slot: usize, chunk: usize, Operand { sum, from }: Operand) {
         if self.slots.len() <= slot {
             self.slots.resize(slot + 1, None);
         }
-        self.slots[slot] = Some(SlotContent { chunk, sum, is_used: false });
+        self.slots[slot] = Some(SlotContent { chunk, sum, from, is_used: false });
         self.report.slots = self.report.slots.max(slot + 1);
     }
 
     /// Returns the content of a location for a chunk.
-    fn content(&self, place: ChunkLocation, chunk: usize) -> Option<SumId> {
+    fn content(&self, place: ChunkLocation, chunk: usize) -> Option<Operand> {
         match place {
-            ChunkLocation::Buffer => self.buffer[chunk],
+            ChunkLocation::Buffer => Some(Operand { sum: self.buffer[chunk]?, from: self.rank.index() }),
             ChunkLocation::Slot(slot) => {
                 let held = self.slots.get(slot).copied().flatten()?;
-                (held.chunk == chunk).then_some(held.sum)
+                (held.chunk == chunk).then_some(Operand { sum: held.sum, from: held.from })
             }
         }
     }
 
     fn combine(&mut self, forest: &mut Forest, chunk: usize, from: usize, into: ChunkLocation) -> Result<()> {
         let unwritten = Error::Unwritten { rank: self.rank.index(), step: self.next, chunk };
-        let sum = self.content(ChunkLocation::Slot(from), chunk).ok_or(unwritten)?;
+        let operand = self.content(ChunkLocation::Slot(from), chunk).ok_or(unwritten)?;
         self.slots[from] = None;
-        self.write(forest, self.next, chunk, into, OnArrival::Reduce, sum)
+        self.write(forest, self.next, chunk, into, OnArrival::Reduce, operand)
     }
 
     fn copy(
@@ -341,11 +353,12 @@ impl SymbolicRank {
         into: ChunkLocation,
     ) -> Result<()> {
         let unwritten = Error::Unwritten { rank: self.rank.index(), step: self.next, chunk };
-        let sum = self.content(from, chunk).ok_or(unwritten)?;
+        let operand = self.content(from, chunk).ok_or(unwritten)?;
         if let ChunkLocation::Slot(slot) = from {
-            self.slots[slot] = Some(SlotContent { chunk, sum, is_used: true });
+            self.slots[slot] =
+                Some(SlotContent { chunk, sum: operand.sum, from: operand.from, is_used: true });
         }
-        self.write(forest, self.next, chunk, into, OnArrival::Replace, sum)
+        self.write(forest, self.next, chunk, into, OnArrival::Replace, operand)
     }
 
     /// Finishes the sums that the rank owns.

@@ -214,14 +214,14 @@ impl ResultSums {
         tree: SumId,
     ) -> Result<()> {
         match self.found[chunk].replace((count, tree)) {
-            Some((others, other)) if others == count && other != tree => {
+            Some((others, other)) if others == count && !forest.are_alike(other, tree) => {
                 return Err(Error::Disagreement { rank, chunk });
             }
             _ => {}
         }
         let canonical = *self.canonical[count].get_or_insert_with(|| forest.canonical(0, count));
         self.are_canonical &= tree == canonical;
-        self.are_one &= self.last.replace(tree).is_none_or(|last| last == tree);
+        self.are_one &= self.last.replace(tree).is_none_or(|last| forest.are_alike(last, tree));
         Ok(())
     }
 

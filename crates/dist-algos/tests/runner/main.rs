@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use dist_algos::verify::{Report, prove};
 use dist_algos::{
-    ALGORITHMS, Chunks, CollectiveKind, Error, Memory, MessageAlgorithm, Order, Partition, RingTransport,
-    RunError, Scratch, Step, ValidatedSteps, pairwise, ring, run, run_validated,
+    ALGORITHMS, Chunks, CollectiveKind, Error, Memory, MessageAlgorithm, Order, Partition, Reduce,
+    RingTransport, RunError, Scratch, Step, ValidatedSteps, pairwise, ring, run, run_validated,
 };
 use dist_testkit::oracle::{self, Number, Reduction};
 use dist_transport::{Deadline, Rank, Runtime};
@@ -313,7 +313,14 @@ fn steps_that_were_validated_for_other_memory_are_validated_again() {
         let mut buffer = [0; 4];
         let memory = Memory::new(&mut buffer, partition::<u8>(4, chunks));
         let scratch = &mut Scratch::new();
-        run_validated(&mut link, (&valid, 0..1), memory, &mut sum::<u64>, scratch, &deadline.into())
+        run_validated(
+            &mut link,
+            (&valid, 0..1),
+            memory,
+            Reduce::AnySide(&mut sum::<u64>),
+            scratch,
+            &deadline.into(),
+        )
     };
     assert!(run_in(4).is_ok());
     let expected = Error::NoChunk { rank: 0, step: 0, chunks: Chunks::one(3), parts: 2 };

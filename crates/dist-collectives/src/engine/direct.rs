@@ -8,7 +8,7 @@ use dist_transport::shm_group::{GroupLayout, Reach};
 use super::direct_access::CheckedPlan;
 use super::plan_cache::{CallKey, Collective};
 use super::{CallOptions, Engine};
-use crate::{Error, Operation, Result};
+use crate::{Error, Operation, ReduceKind, Result};
 
 /// The memory that the ranks of the group share.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +49,7 @@ impl Engine {
             _ => return Ok(None),
         };
         let Collective::Direct(collective) = key.collective else { return Ok(None) };
-        if self.world_size() == 1 {
+        if self.world_size() == 1 || key.op == Some(ReduceKind::Custom) {
             return Ok(None);
         }
         let Some(shared) = self.shared_memory(operation, key, options)? else { return Ok(None) };

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use bytemuck::Pod;
 use dist_algos::direct::{DirectMemory, OwnMemory, Ownership, ReductionKernel, RemoteAccess};
-use dist_algos::{Memory, Partition};
+use dist_algos::{Memory, Partition, Reduce};
 use dist_transport::LazyDeadline;
 
 use super::arithmetic::Arithmetic;
@@ -57,10 +57,21 @@ impl Engine {
         arithmetic: &Arithmetic,
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
+        if memory.input.is_none() {
+            arithmetic.prepare(memory.buffer.elements());
+        }
         match &self.plan_cache.get(plan).program {
             Program::Fused(_) => self.run_fused(plan, memory.buffer.elements(), arithmetic, due),
             Program::Direct(_) => self.run_direct(plan, memory, arithmetic, due),
-            Program::Messages(_) => self.run_messages(plan, memory, arithmetic, due),
+            Program::Messages(_) => {
+                let finish = |sums: &mut [u8]| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums));
+                let combine = &mut arithmetic.combine::<T>();
+                let kernel = MessageKernel {
+                    reduce: Reduce::AnySide(combine),
+                    finish: arithmetic.finishes().then_some(&finish),
+                };
+                self.run_messages(plan, memory.into_bytes(), kernel, due)
+            }
         }
     }
 
@@ -73,7 +84,6 @@ impl Engine {
         arithmetic: &Arithmetic,
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
-        arithmetic.prepare(own);
         let kernels = (arithmetic.combine::<T>(), arithmetic.total::<T>(self.world_size()));
         let (call, checked) = self.plan_cache.get_mut(plan).direct_program();
         self.slot_generations.take(checked);
@@ -99,9 +109,6 @@ impl Engine {
     ) -> Result<()> {
         let CallOperands { mut buffer, layout, input, unit } = memory;
         let element_size = unit * size_of::<T>();
-        if input.is_none() {
-            arithmetic.prepare(buffer.elements());
-        }
         let compiled = self.plan_cache.get(plan);
         let (program, piece_bytes) = (compiled.direct_plan(), piece_bytes(compiled.key.ownership));
         let partition = match layout {
@@ -156,47 +163,48 @@ impl Engine {
         done.map_err(|error| Self::failed(&mut *self.transport, call, error))
     }
 
-    /// Executes a call as messages. If it has an input, this rank's own part is copied to its place first.
-    fn run_messages<T: Element>(
+    /// Executes a call as messages, on memory of bytes. If it has an input, this rank's own part is copied to its place
+    /// first.
+    pub(super) fn run_messages(
         &mut self,
         plan: PlanId,
-        memory: CallOperands<'_, T>,
-        arithmetic: &Arithmetic,
+        memory: CallOperands<'_, u8>,
+        mut kernel: MessageKernel<'_, '_>,
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
-        let (own, CallOperands { buffer, layout, input, unit }) = (self.rank.index(), memory);
-        let (buffer, element_size) = (buffer.into_elements(), unit * size_of::<T>());
+        let CallOperands { buffer, layout, input, unit: element_size } = memory;
+        let (own, buffer) = (self.rank.index(), buffer.into_elements());
         let Some(layout) = layout else {
-            arithmetic.prepare(buffer);
-            return self.run_blocks(plan, (buffer, unit), arithmetic, due);
+            return self.run_blocks(plan, (buffer, element_size), kernel, due);
         };
-        match input {
-            Some((input, parts)) if parts.holds(own) && layout.holds(own) => {
-                copy(&input[parts.range_in(own, unit)], &mut buffer[layout.range_in(own, unit)]);
-            }
-            Some(_) => {}
-            None => arithmetic.prepare(buffer),
+        if let Some((input, parts)) = input
+            && parts.holds(own)
+            && layout.holds(own)
+        {
+            copy(&input[parts.range_in(own, element_size)], &mut buffer[layout.range_in(own, element_size)]);
         }
-        let input = input.map(|(input, parts)| (bytemuck::cast_slice(input), parts.partition(element_size)));
-        self.run_block(plan, (buffer, layout.partition(element_size)), input, arithmetic, due)
+        let input = input.map(|(input, parts)| (input, parts.partition(element_size)));
+        let memory = Memory { buffer, partition: layout.partition(element_size), input };
+        self.run_block(plan, memory, &mut kernel, due)
     }
 
-    /// Executes the schedule on one block of the buffer after the other. `unit` is the number of `T` in an element.
-    fn run_blocks<T: Element>(
+    /// Executes the schedule on one block of the buffer after the other.
+    fn run_blocks(
         &mut self,
         plan: PlanId,
-        (buffer, unit): (&mut [T], usize),
-        arithmetic: &Arithmetic,
+        (buffer, element_size): (&mut [u8], usize),
+        mut kernel: MessageKernel<'_, '_>,
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let schedule = self.plan_cache.get(plan).schedule();
-        let (chunks, at_once) = (schedule.chunks, schedule.block_bytes / size_of::<T>());
+        let (chunks, at_once) =
+            (schedule.chunks, (schedule.block_bytes / element_size).max(1) * element_size);
         let mut rest = buffer;
         loop {
             // Messages are sent even if there are no elements.
-            let (block, later) = rest.split_at_mut(rest.len().min(at_once.max(unit)));
-            let parts = partition(block.len() / unit, unit * size_of::<T>(), chunks);
-            self.run_block(plan, (block, parts), None, arithmetic, due)?;
+            let (block, later) = rest.split_at_mut(rest.len().min(at_once));
+            let partition = partition(block.len() / element_size, element_size, chunks);
+            self.run_block(plan, Memory::new(block, partition), &mut kernel, due)?;
             if later.is_empty() {
                 return Ok(());
             }
@@ -204,42 +212,45 @@ impl Engine {
         }
     }
 
-    /// Executes the schedule on memory with this partition, and finishes the sums that this rank owns.
-    fn run_block<T: Element>(
+    /// Executes the schedule on this memory, and finishes the sums that this rank owns.
+    fn run_block(
         &mut self,
         plan: PlanId,
-        (buffer, partition): (&mut [T], Partition<'_>),
-        input: Option<(&[u8], Partition<'_>)>,
-        arithmetic: &Arithmetic,
+        Memory { buffer, partition, input }: Memory<'_>,
+        kernel: &mut MessageKernel<'_, '_>,
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let compiled = self.plan_cache.get(plan);
         let schedule = compiled.schedule();
-        let combine = &mut arithmetic.combine::<T>();
-        let mut run = |steps: Range<usize>, buffer: &mut [T]| {
-            let memory = Memory { buffer: bytemuck::cast_slice_mut(buffer), partition, input };
+        let reduce = &mut kernel.reduce;
+        let mut run = |steps: Range<usize>, buffer: &mut [u8]| {
+            let memory = Memory { buffer, partition, input };
             let (transport, scratch) = (&mut *self.transport, &mut self.scratch);
             dist_algos::run_validated(
                 transport,
                 (&schedule.steps, steps),
                 memory,
-                &mut *combine,
+                reduce.reborrow(),
                 scratch,
                 due,
             )
             .map_err(|error| Self::failed(&mut *self.transport, &compiled.call, error))
         };
         let end = schedule.steps.len();
-        if !arithmetic.finishes() {
-            return run(0..end, buffer);
-        }
+        let Some(finish) = kernel.finish else { return run(0..end, buffer) };
         run(0..schedule.sums_complete, buffer)?;
         for chunk in schedule.owned.indices() {
-            let bytes = partition.range(chunk);
-            arithmetic.finish(&mut buffer[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]);
+            finish(&mut buffer[partition.range(chunk)]);
         }
         run(schedule.sums_complete..end, buffer)
     }
+}
+
+/// The arithmetic of a call by messages, on the bytes of whole elements.
+pub(super) struct MessageKernel<'a, 'f> {
+    pub(super) reduce: Reduce<'a, 'f>,
+    /// Finishes complete sums, if that changes them.
+    pub(super) finish: Option<&'a dyn Fn(&mut [u8])>,
 }
 
 /// Returns the size of the pieces in which other ranks' memory is summed. If the kernel copies the bytes, larger

@@ -9,6 +9,7 @@ mod arithmetic;
 mod barriers;
 mod coalesced;
 mod copies;
+mod custom;
 mod direct;
 mod direct_access;
 mod execute;

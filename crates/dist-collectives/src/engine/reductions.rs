@@ -1,12 +1,13 @@
 //! Operations that reduce elements of all ranks: all_reduce, reduce, reduce_scatter and scan.
 
+use bytemuck::Pod;
 use dist_algos::Source;
 use dist_algos::direct::{DirectCollective, Ownership};
 use dist_algos::scan::Extent;
 
 use super::arithmetic::identity;
 use super::memory::{CallBuffer, CallInput, CallOperands};
-use super::plan_cache::{CallKey, Collective};
+use super::plan_cache::{CallKey, Collective, PlanId};
 use super::rank_layout::RankLayout;
 use super::wide::widening;
 use super::{CallOptions, Engine, copy, partition, reserve};
@@ -100,15 +101,27 @@ impl Engine {
         let collective = Collective::Direct(DirectCollective::ReduceScatter { of });
         let key = CallKey::in_parts::<T>(collective, layout, options).on(ownership);
         let plan = self.compile_in_parts::<T>(&key.reducing::<T>(op, options), layout, options)?;
+        self.scatter_reduced(plan, (input, layout), output, |engine, memory| {
+            engine.execute(plan, memory, op, options)
+        })
+    }
+
+    /// Runs a reduce_scatter, which gets its memory: this rank's part and the input, or a copy of the input.
+    pub(super) fn scatter_reduced<T: Pod>(
+        &mut self,
+        plan: PlanId,
+        (input, layout): (&[T], &RankLayout),
+        output: &mut [T],
+        run: impl FnOnce(&mut Self, CallOperands<'_, T>) -> Result<()>,
+    ) -> Result<()> {
         if self.plan_cache.get(plan).reads_input() {
             let own = layout.of_rank(self.rank.index());
-            let memory = CallOperands::in_parts(output, &own).with_input(input, layout);
-            return self.execute(plan, memory, op, options);
+            return run(self, CallOperands::in_parts(output, &own).with_input(input, layout));
         }
         let mut memory = std::mem::take(&mut self.copy);
         let copied = reserve(&mut memory, input.len(), &mut *self.transport)?;
         copy(input, copied);
-        let done = self.execute(plan, CallOperands::in_parts(&mut *copied, layout), op, options);
+        let done = run(self, CallOperands::in_parts(&mut *copied, layout));
         let done = done.map(|()| copy(&copied[layout.range(self.rank.index())], output));
         self.copy = memory;
         done

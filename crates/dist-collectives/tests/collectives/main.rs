@@ -7,6 +7,7 @@ mod batches;
 mod calls;
 mod coalesced;
 mod costs;
+mod custom_ops;
 mod deadlines;
 mod direct;
 mod direct_calls;
