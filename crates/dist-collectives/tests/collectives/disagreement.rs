@@ -74,8 +74,8 @@ const DEVIATIONS: &[(Program, Program, Field, (&str, &str))] = &[
         ("Some(Known(F32))", "Some(Known(I32))"),
     ),
     (
-        |comm| comm.broadcast(&mut [[1_u64; 3]; 10], 0),
-        |comm| comm.broadcast(&mut [[1_u32; 6]; 10], 0),
+        |comm| comm.all_gather(&[[1_u64; 3]; 2], &mut vec![[0; 3]; 2 * comm.world_size()]),
+        |comm| comm.all_gather(&[[1_u32; 6]; 2], &mut vec![[0; 6]; 2 * comm.world_size()]),
         |call| format!("{:?}", call.element),
         ("Some(Other { size: 24, align: 8 })", "Some(Other { size: 24, align: 4 })"),
     ),
