@@ -153,7 +153,7 @@ fn elements_of_any_size_are_moved_on_every_network() {
 
 #[test]
 fn a_message_of_other_elements_is_refused_by_its_receiver() {
-    for &network in Network::ALL {
+    for network in [Network::Simulated, Network::SharedMemory(7)] {
         let errors = worlds::run(network, 2, |mut comm| match comm.rank() {
             0 => comm.send(&[[1_u64; 3]], 1).and_then(|()| comm.barrier()).unwrap_err(),
             _ => comm.recv(&mut [[0_u32; 6]], 0).unwrap_err(),
