@@ -250,8 +250,11 @@ impl Engine {
 pub(super) struct MessageKernel<'a, 'f> {
     pub(super) reduce: Reduce<'a, 'f>,
     /// Finishes complete sums, if that changes them.
-    pub(super) finish: Option<&'a dyn Fn(&mut [u8])>,
+    pub(super) finish: Option<&'a FinishSums<'a>>,
 }
+
+/// A function that finishes the bytes of complete sums.
+type FinishSums<'a> = dyn Fn(&mut [u8]) + 'a;
 
 /// Returns the size of the pieces in which other ranks' memory is summed. If the kernel copies the bytes, larger
 /// pieces need fewer system calls, and the copied bytes still fit into the second-level cache. If the bytes are read
