@@ -6,6 +6,7 @@ use crate::{Chunk, Communicator, Error, ParamInfo, Result, ShardMetadata, Shards
 
 /// One pipeline has the whole model, or several that shard their stages. If there are more, the first saves.
 impl<A> Shards for Pipeline<A> {
+    #[expect(clippy::misnamed_getters, reason = "a checkpoint has the types of the master values")]
     fn infos(&self) -> &[ParamInfo] {
         &self.kept
     }
