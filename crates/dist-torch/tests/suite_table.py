@@ -8,6 +8,7 @@ The folder has the files BACKEND-RANKS.json of pytorch_suite.py. It fails if a t
 import collections
 import json
 import pathlib
+import re
 import sys
 
 README = pathlib.Path(__file__).parent.parent / "README.md"
@@ -34,11 +35,15 @@ def main():
     lines += [f"- `{name}`: {why}" for name, why in sorted(worse.items())] or ["None."]
     lines += ["", "Reasons for which tests are skipped, with dist as with Gloo, on 2, 3 and 4 ranks together:", ""]
     lines += ["| skipped | reason that the test gives |", "|---|---|"]
-    lines += [f"| {count} | {why} |" for why, count in reasons.most_common()]
+    lines += [f"| {count} | {as_link(why)} |" for why, count in reasons.most_common()]
     before, rest = README.read_text().split(BEGIN)
     README.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n\n" + END + rest.split(END)[1])
     print(f"{len(worse)} tests pass with Gloo and not with dist")
     sys.exit(1 if worse else 0)
+
+
+def as_link(text):
+    return re.sub(r"https://\S+", r"<\g<0>>", text)
 
 
 if __name__ == "__main__":
