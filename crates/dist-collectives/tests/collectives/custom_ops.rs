@@ -299,7 +299,7 @@ fn ties_go_to_the_lower_index_and_not_to_the_lower_rank() {
 #[test]
 fn one_value_of_each_rank_is_reduced_to_one() {
     let found = worlds::run(Network::Simulated, 3, |mut comm| {
-        let rank = comm.rank() as u32 + 1;
+        let rank = u32::try_from(comm.rank()).unwrap() + 1;
         (
             comm.all_reduce_value(rank, ReduceOp::Sum).unwrap(),
             comm.all_reduce_value(rank, ReduceOp::Product).unwrap(),
