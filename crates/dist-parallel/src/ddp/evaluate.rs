@@ -2,6 +2,7 @@
 
 use super::{Ddp, StepReport};
 use crate::engine::StepEngine;
+use crate::loss::WeightedLoss;
 use crate::trainer::{Evaluation, with_evaluation};
 use crate::{Block, BoxError, Error, Loss, Params, Result};
 
@@ -37,18 +38,24 @@ impl<M: Params> Ddp<M> {
     pub(crate) fn evaluate_batches<A>(
         &mut self,
         micro_batches: usize,
-        Evaluation { weighted, input, loss }: Evaluation<'_, A>,
+        evaluation: Evaluation<'_, A>,
     ) -> Result<StepReport>
     where
         M: Block<A>,
     {
         self.engine.announce("evaluate");
-        let mut round = |engine: &mut StepEngine<M>, index: Option<usize>| {
-            let index = index.expect("without shards, every round of a rank has a micro-batch");
-            let given = input(index).map_err(Error::compute)?;
-            let (output, _) = engine.model.forward(given).map_err(Error::compute)?;
-            loss(index, output).map_err(Error::compute)
-        };
-        self.engine.evaluate(micro_batches, weighted, &mut round)
+        self.engine.evaluate(micro_batches, evaluation.weighted, &mut forward(evaluation))
+    }
+}
+
+/// Returns the round that runs the model forward on a micro-batch and computes its loss.
+pub(crate) fn forward<'a, A, M: Block<A>>(
+    Evaluation { input, loss, .. }: Evaluation<'a, A>,
+) -> impl FnMut(&mut StepEngine<M>, Option<usize>) -> Result<WeightedLoss> + 'a {
+    move |engine, index| {
+        let index = index.expect("without shards, every round of a rank has a micro-batch");
+        let given = input(index).map_err(Error::compute)?;
+        let (output, _) = engine.model.forward(given).map_err(Error::compute)?;
+        loss(index, output).map_err(Error::compute)
     }
 }

@@ -4,24 +4,22 @@ mod accumulate;
 mod evaluate;
 mod join;
 
+pub(crate) use evaluate::forward;
 use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
 use dist_collectives::Communicator;
 
-use crate::abort::or_abort;
-use crate::broadcast::broadcast;
-use crate::engine::{Agreement, GradientSetup, InitialValues, StepEngine, delegate_shards};
-use crate::fsdp::{FsdpOptions, Plan, Precision, ShardingStrategy, Units};
-use crate::gradients::{GradientLayout, GradientMemory};
+use crate::engine::{Agreement, StepEngine, delegate_shards};
+use crate::fsdp::Precision;
 use crate::loss::WeightedLoss;
 use crate::step_consensus::{STEP, TrainingCall};
 use crate::trainer::{Batches, Computation, ComputeFn, forward_backward, with_batches, with_computation};
 use crate::unreported::without_gradient;
 use crate::{
-    Block, BoxError, BucketBytes, BucketHook, BucketPlan, Error, Loss, Optimizer, Params, Pass, Ready,
-    Result, Values, agreement, mutation_check, norm, params,
+    Block, BoxError, BucketBytes, BucketHook, Error, Loss, Optimizer, Params, Pass, Ready, Result, Values,
+    agreement, mutation_check, norm, params,
 };
 
 /// Distributed data-parallel training (DDP).
@@ -80,8 +78,9 @@ pub struct Ddp<M> {
 pub struct DdpOptions {
     /// The size limits of buckets.
     pub bucket_bytes: BucketBytes,
-    /// The types of master parameters and reduced gradients. Only [`update`](Ddp::update) uses master parameters: it
-    /// replaces the model's values by theirs. The types do not change the division into buckets.
+    /// The types of master parameters and reduced gradients. [`update`](Ddp::update) changes master parameters and
+    /// rounds them into the model. A value that the program has written into the model before becomes the master value.
+    /// The types do not change the division into buckets.
     pub precision: Precision,
 }
 
@@ -115,6 +114,14 @@ pub struct StepReport {
     pub bytes_sent: u64,
 }
 
+impl StepReport {
+    /// Returns the report of a rank without micro-batches.
+    pub(crate) const fn without_micro_batches() -> Self {
+        let nothing = Duration::ZERO;
+        Self { loss: 0.0, micro_batches: 0, elapsed: nothing, exposed: nothing, bytes_sent: 0 }
+    }
+}
+
 impl<M: Params> Ddp<M> {
     /// Starts to train `model` on all ranks of the group, with the parameters of rank 0.
     ///
@@ -144,7 +151,7 @@ impl<M: Params> Ddp<M> {
 
     fn start(
         mut comm: Communicator,
-        mut model: M,
+        model: M,
         options: DdpOptions,
         hook: Option<Box<dyn BucketHook>>,
     ) -> Result<Self> {
@@ -152,22 +159,8 @@ impl<M: Params> Ddp<M> {
         let sizes = agreement::setting("the sizes of buckets", options.bucket_bytes);
         let types = agreement::setting("the precision", options.precision);
         agreement::check(&mut comm, model.infos(), &[sizes, types, ("the hook".to_owned(), name)])?;
-        let unsharded = FsdpOptions::new(ShardingStrategy::NoShard)
-            .with_units(Units::OneForAll)
-            .with_precision(options.precision);
-        let plan = Plan::new(model.infos(), &[0, model.infos().len()], comm.world_size(), &unsharded)?;
-        let buckets = BucketPlan::new(model.infos(), options.bucket_bytes);
-        let layout = GradientLayout::of_plan(model.infos(), &buckets, options.precision.reduce, 1);
-        tracing::debug!(
-            parameters = model.infos().len(),
-            buckets = buckets.buckets().len(),
-            "training begins"
-        );
-        let told = broadcast(&mut comm, &mut model);
-        or_abort(&mut comm, told)?;
-        let setup =
-            GradientSetup { layout, memory: GradientMemory::OfEachBucket, hook, agreement: Agreement::AtEnd };
-        Ok(Self { engine: StepEngine::start(comm, model, plan, setup, InitialValues::Broadcast)? })
+        let engine = StepEngine::replicated(comm, model, options, hook, Agreement::AtEnd)?;
+        Ok(Self { engine })
     }
 
     /// Returns this rank's share of a number of micro-batches: a contiguous range. The shares of two ranks differ by
@@ -373,16 +366,6 @@ impl<M: Params> Ddp<M> {
     pub fn into_parts(self) -> (Communicator, M) {
         (self.engine.world, self.engine.model)
     }
-
-    /// Returns the number of micro-batches of all ranks that were accumulated and that no step has used.
-    pub(crate) const fn accumulated(&self) -> usize {
-        self.engine.micro_batches
-    }
-
-    /// Drops all gradients and residuals, as at the start of the training.
-    pub(crate) fn reset(&mut self) -> Result<()> {
-        self.engine.reset()
-    }
 }
 
 delegate_shards!(<M: Params> Ddp<M>);
@@ -428,7 +411,7 @@ impl<M: Params> Ddp<M> {
 }
 
 /// Returns the round that computes a micro-batch with `compute`.
-fn round<M: Params>(
+pub(crate) fn round<M: Params>(
     compute: &mut ComputeFn<'_, M>,
 ) -> impl FnMut(&mut StepEngine<M>, Option<usize>) -> Result<WeightedLoss> {
     move |engine, index| {

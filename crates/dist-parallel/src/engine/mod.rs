@@ -16,15 +16,22 @@ pub(crate) use initial::{Given, InitialValues};
 pub(crate) use shards::delegate_shards;
 
 use crate::abort::or_abort;
+use crate::broadcast::broadcast;
 use crate::buffers::Buffers;
-use crate::fsdp::{FlatParameter, Groups, Layout, Parameters, Plan, ShardChunk, bytes_sent};
+use crate::fsdp::{
+    Degrees, FlatParameter, FsdpOptions, Groups, Layout, Parameters, Plan, ShardChunk, ShardingStrategy,
+    Units, bytes_sent,
+};
 use crate::gradients::{GradientLayout, GradientMemory, Gradients};
 use crate::hook_worker::HookWorker;
 use crate::norm::{SquareRange, SumOfSquares};
 use crate::pass::Passes;
 use crate::unreported::{Unreported, without_gradient};
 use crate::updates::Updates;
-use crate::{BucketHook, Error, Optimizer, ParamInfo, Params, Result, Values, norm, params};
+use crate::{
+    Bucket, BucketHook, BucketPlace, BucketPlan, Chunk, DdpOptions, Error, Optimizer, ParamInfo, Params,
+    Result, Shards, Values, ValuesMut, norm, params,
+};
 
 /// The state of one rank of a data-parallel training.
 pub(crate) struct StepEngine<M> {
@@ -63,6 +70,8 @@ pub(crate) enum Agreement {
     BeforeRounds,
     /// At the end of the step, with the counts of its micro-batches.
     AtEnd,
+    /// Never: each rank has gradients, updates and parameters of its own.
+    OwnRank,
 }
 
 /// The gradients of an engine, and its agreement.
@@ -74,6 +83,32 @@ pub(crate) struct GradientSetup {
 }
 
 impl<M: Params> StepEngine<M> {
+    /// Starts the training of a model of which every rank has a replica, with the parameters of rank 0.
+    pub(crate) fn replicated(
+        mut world: Communicator,
+        mut model: M,
+        options: DdpOptions,
+        hook: Option<Box<dyn BucketHook>>,
+        agreement: Agreement,
+    ) -> Result<Self> {
+        let DdpOptions { bucket_bytes, precision } = options;
+        let unsharded = FsdpOptions::new(ShardingStrategy::NoShard)
+            .with_units(Units::OneForAll)
+            .with_precision(precision);
+        let plan = Plan::new(model.infos(), &[0, model.infos().len()], world.world_size(), &unsharded)?;
+        let buckets = BucketPlan::new(model.infos(), bucket_bytes);
+        let layout = GradientLayout::of_plan(model.infos(), &buckets, precision.reduce, 1);
+        tracing::debug!(
+            parameters = model.infos().len(),
+            buckets = buckets.buckets().len(),
+            "training begins"
+        );
+        let received = broadcast(&mut world, &mut model);
+        or_abort(&mut world, received)?;
+        let setup = GradientSetup { layout, memory: GradientMemory::OfEachBucket, hook, agreement };
+        Self::start(world, model, plan, setup, InitialValues::Broadcast)
+    }
+
     /// Starts the training of a model on all ranks, which have agreed on it and on the plan.
     pub(crate) fn start(
         mut world: Communicator,
@@ -82,8 +117,12 @@ impl<M: Params> StepEngine<M> {
         setup: GradientSetup,
         mut first: InitialValues<'_>,
     ) -> Result<Self> {
-        let mut groups = Groups::new(&mut world, plan.degrees, plan.reshard_group)?;
         let (degrees, precision) = (plan.degrees, plan.options.precision);
+        let reduced = match setup.agreement {
+            Agreement::OwnRank => Degrees { replicas: 1, ..degrees },
+            Agreement::BeforeRounds | Agreement::AtEnd => degrees,
+        };
+        let mut groups = Groups::new(&mut world, reduced, plan.reshard_group)?;
         let filled = first.fill_buffers(&mut world, &mut model, &plan.layout);
         let moves = !matches!(first, InitialValues::Broadcast);
         let mut fill =
@@ -192,6 +231,7 @@ impl<M: Params> StepEngine<M> {
 
     fn try_update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         self.check_ended()?;
+        self.adopt_model_values()?;
         self.updates.record_update(optimizer);
         self.parameters.update(&self.plan.layout, &self.gradients, &mut self.model, 0, optimizer)?;
         self.all_gather_updates(|flat_param| flat_param.trainable)
@@ -219,6 +259,51 @@ impl<M: Params> StepEngine<M> {
             rest = rest.part(chunk.len..rest.len());
         }
         Ok(())
+    }
+
+    /// Returns the values of a bucket's parameters, of which every rank has a replica: master values if there are any.
+    pub(crate) fn pack(&self, bucket: &Bucket) -> Result<Flat> {
+        let mut flat = Flat::zeros(bucket.dtype, bucket.len());
+        for &BucketPlace { parameter, offset, len } in bucket.places.iter().filter(|place| place.len > 0) {
+            let mut copy = |values: Values<'_>| flat.slice_mut(offset, len).convert_from(values);
+            Shards::read(self, Chunk { parameter, offset: 0, len }, &mut copy)?;
+        }
+        Ok(flat)
+    }
+
+    /// Sets the values of a bucket's parameters. [`finish_outer_step`](Self::finish_outer_step) follows.
+    pub(crate) fn unpack(&mut self, bucket: &Bucket, flat: &Flat) -> Result<()> {
+        for &BucketPlace { parameter, offset, len } in bucket.places.iter().filter(|place| place.len > 0) {
+            let mut copy = |mut values: ValuesMut<'_>| values.convert_from(flat.slice(offset, len));
+            Shards::write(self, Chunk { parameter, offset: 0, len }, &mut copy)?;
+        }
+        Ok(())
+    }
+
+    /// Copies new master values into the model, and synchronises the buffers of all ranks.
+    pub(crate) fn finish_outer_step(&mut self) -> Result<()> {
+        self.all_gather_updates(|flat_param| flat_param.trainable)?;
+        let Self { buffers, world, model, .. } = self;
+        buffers.synchronise([world], model)
+    }
+
+    /// Ends a step that was not computed by rounds. `changes_buffers` is `true` if the model has gone forward.
+    pub(crate) fn end_step_outside(&mut self, changes_buffers: bool) {
+        if changes_buffers {
+            self.buffers.record_forward();
+        }
+        self.model.begin_forward(self.passes.end_step());
+    }
+
+    /// Makes values that the program has written into the model the master values. A value that is still the rounded
+    /// master value stays as precise as it is.
+    pub(crate) fn adopt_model_values(&mut self) -> Result<()> {
+        if self.plan.degrees.frees {
+            return Ok(());
+        }
+        self.chunks()
+            .into_iter()
+            .try_for_each(|(place, chunk)| self.parameters.adopt(place, chunk, &self.model))
     }
 
     /// Returns the chunks of this rank's shard of all parameters, each with the position of its flat parameter.

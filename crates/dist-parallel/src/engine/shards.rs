@@ -1,6 +1,6 @@
 //! The state that a rank has in a checkpoint: its shard of every flat parameter, and all buffers.
 
-use super::StepEngine;
+use super::{Agreement, StepEngine};
 use crate::checkpoint::accumulated;
 use crate::fsdp::{Degrees, ShardChunk};
 use crate::{
@@ -26,7 +26,7 @@ impl<M: Params> Shards for StepEngine<M> {
 
     fn untrained_to_save(&self) -> Vec<Chunk> {
         let saves = |chunk: &Chunk| match self.plan.layout.locations[chunk.parameter] {
-            Some(_) => self.groups.replicas.rank() == 0 && !self.kept[chunk.parameter].trainable,
+            Some(_) => self.replicas().rank() == 0 && !self.kept[chunk.parameter].trainable,
             None => self.world.rank() == 0,
         };
         self.held_chunks().into_iter().filter(saves).collect()
@@ -169,8 +169,16 @@ impl<M: Params> StepEngine<M> {
         self.plan.layout.held_chunks(self.groups.shards.rank())
     }
 
+    /// Returns the ranks that hold the same state.
+    fn replicas(&self) -> &Communicator {
+        match self.agreement {
+            Agreement::OwnRank => &self.world,
+            Agreement::BeforeRounds | Agreement::AtEnd => &self.groups.replicas,
+        }
+    }
+
     fn held<T>(&self, chunks: Vec<T>) -> ShardMetadata<T> {
-        let replicas = &self.groups.replicas;
+        let replicas = self.replicas();
         ShardMetadata { chunks, copy: replicas.rank(), copies: replicas.world_size() }
     }
 }

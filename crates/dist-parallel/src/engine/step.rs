@@ -176,9 +176,17 @@ impl<M: Params> StepEngine<M> {
     fn finish(&mut self, descriptor: StepDescriptor) -> Result<(f32, usize)> {
         self.gradients.start_reductions(&mut self.groups.reduce())?;
         let (computed, count) = (std::mem::take(&mut self.computed), std::mem::take(&mut self.count));
+        let is_own = self.agreement == Agreement::OwnRank;
+        let (ranks, descriptor) = match is_own {
+            true => (1, StepDescriptor { micro_batches: computed, ..descriptor }),
+            false => (self.world.world_size(), descriptor),
+        };
         let used = self.gradients.used();
         let mut numbers = StepConsensus::encode(computed, count, descriptor, &self.updates, used);
-        let summed = self.groups.timed(|| self.world.all_reduce(&mut numbers, ReduceOp::Sum));
+        let summed = match is_own {
+            true => Ok(()),
+            false => self.groups.timed(|| self.world.all_reduce(&mut numbers, ReduceOp::Sum)),
+        };
         if let Err(error) = summed {
             // A failed hook has aborted the job: its own error says why.
             if self.groups.hook.is_some() {
@@ -187,7 +195,7 @@ impl<M: Params> StepEngine<M> {
             return Err(Error::communication(error));
         }
         let consensus = StepConsensus::decode(&numbers);
-        let divisor = match consensus.agrees(self.world.world_size()) {
+        let divisor = match consensus.agrees(ranks) {
             true => consensus.divisor(descriptor),
             false => Err(descriptor.differ(&mut self.world, &self.updates, self.model.infos())),
         };
@@ -197,13 +205,15 @@ impl<M: Params> StepEngine<M> {
         let loss = early.map_or_else(|| self.sum_of_losses(), Ok)?;
         let divisor = divisor?;
         self.gradients.set_used(consensus.used());
-        if self.agreement == Agreement::AtEnd {
+        if self.agreement != Agreement::BeforeRounds {
             self.updates.record_step();
         }
         let mut loss = [loss];
         ValuesMut::F32(&mut loss).divide(divisor);
         let Self { groups, buffers, world, model, .. } = self;
-        groups.timed(|| buffers.synchronise([world], model))?;
+        if !is_own {
+            groups.timed(|| buffers.synchronise([world], model))?;
+        }
         let mut unreported = std::mem::take(&mut self.unreported);
         unreported.warn_once(|| self.without_gradient());
         self.unreported = unreported;
@@ -221,6 +231,7 @@ impl<M: Params> StepEngine<M> {
         }
         let mut loss = [sum_of(losses)];
         let others = match (sharded, degrees.each_round) {
+            (false, _) if self.agreement == Agreement::OwnRank => &mut self.groups.replicas,
             (false, _) => &mut self.world,
             (true, true) => &mut self.groups.replicas,
             (true, false) => shards,
@@ -233,7 +244,7 @@ impl<M: Params> StepEngine<M> {
     fn agree(&mut self, descriptor: StepDescriptor, own: usize) -> Result<()> {
         let mut consensus = StepConsensus::encode(own, 0, descriptor, &self.updates, &[]);
         let group = match self.agreement {
-            Agreement::BeforeRounds => &mut self.world,
+            Agreement::BeforeRounds | Agreement::OwnRank => &mut self.world,
             // A rank that takes a step instead waits in the world's communicator. Both then wait, and their
             // announced calls are compared.
             Agreement::AtEnd => &mut self.groups.replicas,

@@ -36,8 +36,8 @@ impl Groups {
             let first = rank - rank % count;
             Vec::from_iter(first..first + count)
         };
-        let copies: Vec<usize> =
-            (0..degrees.replicas).map(|replica| replica * shards + rank % shards).collect();
+        let first = rank - rank % (degrees.replicas * shards) + rank % shards;
+        let copies: Vec<usize> = (0..degrees.replicas).map(|replica| first + replica * shards).collect();
         Ok(Self {
             shards: group(world, &neighbours(rank, shards))?,
             replicas: group(world, &copies)?,

@@ -359,6 +359,33 @@ impl Parameters {
         self.rest(groups)
     }
 
+    /// Makes each value of the model in a chunk of this rank's shard the master value, unless it is the rounded master
+    /// value.
+    pub(crate) fn adopt(
+        &mut self,
+        (unit, index): (usize, usize),
+        chunk: ShardChunk,
+        model: &impl Params,
+    ) -> Result<()> {
+        let Some(own) = self.states[unit][index].own else { return Ok(()) };
+        let mut master = self.shard_buffer.slice_mut(own, chunk.at, chunk.len)?;
+        params::read(model, chunk.parameter, &mut |values| {
+            let values = values.part(chunk.offset..chunk.offset + chunk.len);
+            let mut rounded = Flat::zeros(values.dtype(), chunk.len);
+            rounded.slice_mut(0, chunk.len).convert_from(master.as_values());
+            let rounded = rounded.slice(0, chunk.len);
+            if rounded.as_bytes() == values.as_bytes() {
+                return;
+            }
+            for at in 0..chunk.len {
+                let value = values.part(at..at + 1);
+                if rounded.part(at..at + 1).as_bytes() != value.as_bytes() {
+                    master.reborrow().part(at..at + 1).convert_from(value);
+                }
+            }
+        })
+    }
+
     /// Returns `true` if updated shards are read in place.
     #[cfg(test)]
     pub(crate) const fn gathers_updates_in_place(&self) -> bool {

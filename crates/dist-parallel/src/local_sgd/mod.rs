@@ -12,17 +12,16 @@ use dist_collectives::{Communicator, ReduceOp};
 
 pub(crate) use checkpoint::SyncedModel;
 
-use self::weight::RankWeight;
-use crate::abort::or_abort;
-use crate::broadcast::broadcast;
-use crate::buffers::Buffers;
+use self::weight::{RankWeight, StepWeights};
+use crate::ddp::{forward, round};
+use crate::engine::{Agreement, StepEngine};
 use crate::flat::Flat;
-use crate::pass::Passes;
-use crate::trainer::{Evaluation, with_evaluation};
-use crate::updates::Updates;
+use crate::fsdp::Precision;
+use crate::loss::WeightedLoss;
+use crate::trainer::{Computation, Evaluation, with_evaluation};
 use crate::{
-    Block, BoxError, Bucket, BucketBytes, BucketPlace, BucketPlan, Error, Loss, Momentum, Optimizer, Params,
-    Pass, Result, Sgd, SgdOptions, StepReport, ValuesMut, agreement, evaluation, params,
+    Block, BoxError, BucketBytes, BucketPlace, BucketPlan, DdpOptions, Error, Loss, Momentum, Optimizer,
+    Params, Result, Sgd, SgdOptions, Shards, StepDescriptor, StepReport, TrainingCall, ValuesMut, agreement,
 };
 
 /// A trainer in which every rank steps on its own data with its own optimizer, and all ranks synchronise after a
@@ -84,23 +83,20 @@ use crate::{
 /// The state that all ranks share right after a synchronisation point can be [saved](Self::save): the parameters, and
 /// with DiLoCo the velocity. The state of the ranks' own optimizers is not saved.
 pub struct LocalSgd<M> {
-    comm: Communicator,
-    model: M,
-    inner_steps: usize,
+    /// The model and this rank's own gradients and updates.
+    engine: StepEngine<M>,
+    options: LocalSgdOptions,
     plan: BucketPlan,
-    buffers: Buffers,
     /// For each bucket, the parameters of the last synchronisation point (DiLoCo only).
     start: Vec<Flat>,
     outer: Option<Sgd>,
-    keeps_start: bool,
-    /// The number of this rank's steps since the last synchronisation.
+    /// The number of this rank's updates since the last synchronisation.
     steps: usize,
-    /// Counts the steps up to the last synchronisation, as if all periods were complete.
-    passes: Passes,
+    /// The number of steps up to the last synchronisation, as if all periods were complete.
+    steps_before: u64,
     losses: f32,
     count: u64,
-    /// `true` if this rank's steps have weights.
-    weighted: bool,
+    weights: StepWeights,
     traffic: LocalTraffic,
 }
 
@@ -184,51 +180,63 @@ impl LocalTraffic {
     }
 }
 
+impl OuterStep {
+    fn optimizer(self) -> Result<Option<Sgd>> {
+        let Self::Nesterov { learning_rate, momentum } = self else { return Ok(None) };
+        let momentum = Momentum::Nesterov(momentum);
+        let options = SgdOptions { learning_rate, momentum, weight_decay: 0.0 };
+        Sgd::named("diloco", options).map(Some)
+    }
+}
+
 impl<M: Params> LocalSgd<M> {
     /// Starts to train `model` on all ranks of the group, with the parameters of rank 0.
     ///
     /// # Errors
     /// A setting is out of range, or parameters or options differ between ranks: every rank gets the error.
     /// Communication fails.
-    pub fn new(mut comm: Communicator, model: M, options: LocalSgdOptions) -> Result<Self> {
-        let LocalSgdOptions { inner_steps, outer } = options;
+    pub fn new(comm: Communicator, model: M, options: LocalSgdOptions) -> Result<Self> {
+        Self::with_precision(comm, model, options, Precision::default())
+    }
+
+    /// Starts training like [`new`](Self::new), with other types of master parameters and gradients. The ranks combine
+    /// their master parameters. Values that a [step](Self::step_with) writes into the model become master values.
+    ///
+    /// # Errors
+    /// The errors of [`new`](Self::new).
+    pub fn with_precision(
+        mut comm: Communicator,
+        model: M,
+        options: LocalSgdOptions,
+        precision: Precision,
+    ) -> Result<Self> {
         let settings = [
-            agreement::setting("the number of inner steps", inner_steps),
-            agreement::setting("the outer step", outer),
+            agreement::setting("the number of inner steps", options.inner_steps),
+            agreement::setting("the outer step", options.outer),
+            agreement::setting("the precision", precision),
         ];
         agreement::check(&mut comm, model.infos(), &settings)?;
-        params::validate(model.infos())?;
-        if inner_steps == 0 {
+        if options.inner_steps == 0 {
             return Err(Error::Setting { name: "the number of inner steps", value: 0.0 });
         }
-        let outer_optimizer = match outer {
-            OuterStep::Average => None,
-            OuterStep::Nesterov { learning_rate, momentum } => {
-                let momentum = Momentum::Nesterov(momentum);
-                let options = SgdOptions { learning_rate, momentum, weight_decay: 0.0 };
-                Some(Sgd::named("diloco", options)?)
-            }
-        };
-        let plan = BucketPlan::new(model.infos(), BucketBytes::default());
-        let buffers = Buffers::new(model.infos());
+        let outer = options.outer.optimizer()?;
+        let of_engine = DdpOptions::default().with_precision(precision);
+        let engine = StepEngine::replicated(comm, model, of_engine, None, Agreement::OwnRank)?;
         let mut local = Self {
-            comm,
-            model,
-            buffers,
-            inner_steps,
-            plan,
+            plan: BucketPlan::new(engine.infos(), BucketBytes::default()),
+            engine,
+            options,
             start: Vec::new(),
-            keeps_start: outer_optimizer.is_some(),
-            outer: outer_optimizer,
+            outer,
             steps: 0,
-            passes: Passes::default(),
+            steps_before: 0,
             losses: 0.0,
             count: 0,
-            weighted: false,
+            weights: StepWeights::Equal,
             traffic: LocalTraffic::default(),
         };
-        let begun = broadcast(&mut local.comm, &mut local.model).and_then(|()| local.start_here());
-        or_abort(&mut local.comm, begun)?;
+        let begun = local.start_here();
+        local.engine.or_abort(begun)?;
         Ok(local)
     }
 
@@ -245,22 +253,43 @@ impl<M: Params> LocalSgd<M> {
         &mut self,
         inner: impl FnOnce(&mut M) -> Result<C, BoxError>,
     ) -> Result<LocalStep> {
-        let computed = match self.steps {
-            1.. if self.weighted != C::WEIGHTED => Err(Error::PartlyWeighted),
-            _ => inner(self.begin_step()).map_err(Error::compute),
-        };
-        let (loss, count) = or_abort(&mut self.comm, computed)?.weighted();
-        self.model.begin_forward(self.passes.outside());
-        self.steps += 1;
+        let weights = if C::WEIGHTED { StepWeights::Given } else { StepWeights::Equal };
+        let rank = self.engine.world.rank();
+        let computed = self.begin(weights).and_then(|()| {
+            let StepEngine { model, passes, .. } = &mut self.engine;
+            model.begin_forward(passes.in_step(rank));
+            let (loss, count) = inner(model).map_err(Error::compute)?.weighted();
+            self.engine.adopt_model_values()?;
+            Ok((loss, count))
+        });
+        let (loss, count) = self.engine.or_abort(computed)?;
+        self.engine.end_step_outside(count > 0);
+        self.record((loss, count));
+        Ok(LocalStep { loss, sync_point: self.end_step()? })
+    }
+
+    /// Returns an error if only some of the steps since the last synchronisation point have weights.
+    fn begin(&mut self, weights: StepWeights) -> Result<()> {
+        if self.weights != weights && (self.steps > 0 || self.count > 0) {
+            return Err(Error::PartlyWeighted);
+        }
+        self.weights = weights;
+        Ok(())
+    }
+
+    fn record(&mut self, (loss, count): WeightedLoss) {
         self.losses += loss;
         self.count = self.count.saturating_add(count);
-        self.weighted = C::WEIGHTED;
-        if count > 0 {
-            self.buffers.record_forward();
-        }
+    }
+
+    /// Counts an update of this rank's parameters. The ranks then synchronise if it is the last one of its period.
+    fn end_step(&mut self) -> Result<Option<SyncPoint>> {
+        self.steps += 1;
         self.traffic.steps += 1;
-        let sync_point = if self.steps >= self.inner_steps { Some(self.synchronise()?) } else { None };
-        Ok(LocalStep { loss, sync_point })
+        if self.steps < self.options.inner_steps {
+            return Ok(None);
+        }
+        self.synchronise().map(Some)
     }
 
     /// Synchronises the ranks now, for example after the last step of a training. Every rank calls this, after the
@@ -324,20 +353,20 @@ impl<M: Params> LocalSgd<M> {
     ///
     /// The model does not hand out its parameters, or communication fails.
     pub fn synchronise(&mut self) -> Result<SyncPoint> {
-        self.comm.announce("synchronise", "synchronise");
-        let sent_before = self.comm.traffic().bytes_sent;
-        let with_synced_model = self.try_synchronise();
+        self.engine.announce("synchronise");
+        let sent_before = self.engine.world.traffic().bytes_sent;
+        let combined = self.try_synchronise();
         // The count restarts even if the total weight is 0.
         let steps = std::mem::take(&mut self.steps);
-        self.set_steps(self.passes.steps() + self.inner_steps as u64);
+        self.set_steps(self.steps_before + self.options.inner_steps as u64);
         (self.losses, self.count) = (0.0, 0);
-        if let Err(Error::InnerStepsDiffer { .. } | Error::PartlyWeighted) = with_synced_model {
+        if let Err(Error::InnerStepsDiffer { .. } | Error::PartlyWeighted) = combined {
             // No rank aborts the job before all have found the error. If the barrier fails, the job is already
             // aborted.
-            let _all_know = self.comm.barrier();
+            let _all_know = self.engine.world.barrier();
         }
-        let loss = or_abort(&mut self.comm, with_synced_model)?;
-        let bytes_sent = self.comm.traffic().bytes_sent - sent_before;
+        let loss = self.engine.or_abort(combined)?;
+        let bytes_sent = self.engine.world.traffic().bytes_sent - sent_before;
         self.traffic.sync_points += 1;
         self.traffic.bytes_sent += bytes_sent;
         self.traffic.bytes_without += bytes_sent * (steps as u64).max(1);
@@ -373,12 +402,14 @@ impl<M: Params> LocalSgd<M> {
     where
         M: Block<A>,
     {
-        self.comm.announce("evaluate", "evaluate");
-        let Self { comm, model, passes, steps, .. } = self;
-        let since = agreement::gather(comm, [*steps as u64]);
-        match or_abort(comm, since)?.iter().map(|[steps]| *steps).max() {
+        self.engine.announce("evaluate");
+        let since = agreement::gather(&mut self.engine.world, [self.steps as u64]);
+        let since = self.engine.or_abort(since)?;
+        match since.iter().map(|[steps]| *steps).max() {
             None | Some(0) => {
-                evaluation::evaluate(comm, (model, passes), &Updates::new(), micro_batches, evaluation)
+                // The ranks may have updated and clipped differently.
+                self.engine.updates.forget();
+                self.engine.evaluate(micro_batches, evaluation.weighted, &mut forward(evaluation))
             }
             Some(steps) => {
                 Err(Error::NotSynchronised { steps: usize::try_from(steps).unwrap_or(usize::MAX) })
@@ -386,19 +417,124 @@ impl<M: Params> LocalSgd<M> {
         }
     }
 
+    /// Computes this rank's gradients of its share of `micro_batches` micro-batches, accumulated ones included.
+    pub(crate) fn step_computation(
+        &mut self,
+        micro_batches: usize,
+        computation: Computation<'_, M>,
+    ) -> Result<StepReport> {
+        let descriptor = self.engine.descriptor(TrainingCall::Step, micro_batches, computation.weighted);
+        if descriptor.micro_batches == 0 {
+            return Err(Error::NoMicroBatches);
+        }
+        self.step(descriptor, micro_batches, computation)
+    }
+
+    /// Computes this rank's gradients of its own micro-batches. Returns `None` on every rank if no rank has any.
+    ///
+    /// The ranks add up their numbers of micro-batches, because a rank does not know otherwise that training is over.
+    pub(crate) fn join_computation(
+        &mut self,
+        own: usize,
+        computation: Computation<'_, M>,
+    ) -> Result<Option<StepReport>> {
+        let mut all = [(own + self.engine.micro_batches) as u64];
+        self.engine.announce("join");
+        let added = self.engine.world.all_reduce(&mut all, ReduceOp::Sum).map_err(Error::communication);
+        self.engine.or_abort(added)?;
+        if all == [0] {
+            return Ok(None);
+        }
+        let descriptor = StepDescriptor::new(TrainingCall::Join, 0, computation.weighted);
+        self.step(descriptor, own, computation).map(Some)
+    }
+
+    /// Accumulates this rank's gradients of its share of `micro_batches` micro-batches.
+    pub(crate) fn accumulate_computation(
+        &mut self,
+        micro_batches: usize,
+        Computation { weighted, compute }: Computation<'_, M>,
+    ) -> Result<()> {
+        let begun = self.begin(StepWeights::of_micro_batches(weighted));
+        self.or_abort(begun)?;
+        let mut computed = (0.0, 0);
+        let accumulated =
+            self.engine.accumulate(micro_batches, weighted, &mut adding(&mut computed, round(compute)));
+        self.record(computed);
+        self.or_abort(accumulated)
+    }
+
+    fn step(
+        &mut self,
+        descriptor: StepDescriptor,
+        given: usize,
+        Computation { weighted, compute }: Computation<'_, M>,
+    ) -> Result<StepReport> {
+        let begun = self.begin(StepWeights::of_micro_batches(weighted));
+        self.or_abort(begun)?;
+        let mut computed = (0.0, 0);
+        self.engine.begin_to_compute();
+        let report = self.engine.step(descriptor, given, &mut adding(&mut computed, round(compute)));
+        self.record(computed);
+        match report {
+            // Other ranks have some.
+            Err(Error::NoMicroBatches) => {
+                self.engine.end_step_outside(false);
+                Ok(StepReport::without_micro_batches())
+            }
+            report => self.or_abort(report),
+        }
+    }
+
+    /// Aborts the job if this rank's own computation fails. Every error concerns this rank alone,
+    /// also one that other trainers return on all ranks alike.
+    fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
+        self.engine.or_abort(result.map_err(|error| Error::compute(error.into())))
+    }
+
+    /// Updates this rank's parameters. The ranks may then synchronise.
+    pub(crate) fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        self.engine.update(optimizer)?;
+        self.end_step().map(drop)
+    }
+
+    /// Updates this rank's parameters if the norm of its gradients is finite. A step that is skipped counts all the
+    /// same, so that all ranks synchronise together.
+    pub(crate) fn update_if_finite(&mut self, optimizer: &mut dyn Optimizer) -> Result<bool> {
+        let is_finite = self.engine.gradient_norm()?.is_finite();
+        if is_finite {
+            self.engine.update(optimizer)?;
+        }
+        self.end_step()?;
+        Ok(is_finite)
+    }
+
+    /// Returns this rank's own training.
+    pub(crate) const fn engine(&self) -> &StepEngine<M> {
+        &self.engine
+    }
+
+    pub(crate) const fn engine_mut(&mut self) -> &mut StepEngine<M> {
+        &mut self.engine
+    }
+
+    pub(crate) const fn options(&self) -> LocalSgdOptions {
+        self.options
+    }
+
     /// Returns the number of this rank's steps since the last synchronisation.
     pub(crate) const fn steps(&self) -> usize {
         self.steps
     }
 
-    /// Restarts from the model's present parameters, which are equal on all ranks.
+    /// Restarts from the present parameters, which are equal on all ranks.
     pub(crate) fn start_here(&mut self) -> Result<()> {
         (self.steps, self.losses, self.count) = (0, 0.0, 0);
-        if !self.keeps_start {
+        if matches!(self.options.outer, OuterStep::Average) {
             return Ok(());
         }
         let buckets = self.plan.buckets().iter();
-        self.start = buckets.map(|bucket| parameters(&self.model, bucket)).collect::<Result<_>>()?;
+        self.start = buckets.map(|bucket| self.engine.pack(bucket)).collect::<Result<_>>()?;
         Ok(())
     }
 
@@ -407,103 +543,90 @@ impl<M: Params> LocalSgd<M> {
         self.traffic
     }
 
-    /// Sets forwards outside of steps and evaluations to training mode, which blocks receive as a [`Pass`]. A step
-    /// is always in training mode, an evaluation never.
+    /// Sets forwards outside of steps and evaluations to training mode, which blocks receive as a
+    /// [`Pass`](crate::model::Pass). A step is always in training mode, an evaluation never.
     pub fn train(&mut self) {
-        let pass = self.passes.set_training(true);
-        self.model.begin_forward(pass);
+        self.engine.set_training(true);
     }
 
     /// Sets forwards outside of steps and evaluations to evaluation mode. Every trainer begins with it.
     pub fn eval(&mut self) {
-        let pass = self.passes.set_training(false);
-        self.model.begin_forward(pass);
+        self.engine.set_training(false);
     }
 
     /// Continues after this number of steps.
     pub(crate) fn set_steps(&mut self, steps: u64) {
-        let pass = self.passes.set_steps(steps);
-        self.model.begin_forward(pass);
-    }
-
-    /// Returns the number of steps up to the last synchronisation, as if all periods were complete.
-    pub(crate) const fn steps_before(&self) -> u64 {
-        self.passes.steps()
-    }
-
-    /// Announces the forward of this rank's next step to the model, and returns the model.
-    fn begin_step(&mut self) -> &mut M {
-        let Pass { step, .. } = self.passes.outside();
-        let step = step + self.steps as u64;
-        self.model.begin_forward(Pass { training: true, step, micro_batch: self.comm.rank() });
-        &mut self.model
+        self.steps_before = steps;
+        Shards::set_steps(&mut self.engine, steps);
     }
 
     /// Returns the model.
     pub const fn model(&self) -> &M {
-        &self.model
+        &self.engine.model
     }
 
     /// Returns the model, to evaluate it.
     pub const fn model_mut(&mut self) -> &mut M {
-        &mut self.model
+        &mut self.engine.model
     }
 
     /// Returns the communicator.
     pub const fn communicator(&self) -> &Communicator {
-        &self.comm
+        &self.engine.world
     }
 
     /// Returns the communicator, for other messages between the ranks.
     pub const fn communicator_mut(&mut self) -> &mut Communicator {
-        &mut self.comm
+        &mut self.engine.world
     }
 
     /// Ends the training and returns the communicator and the model.
     pub fn into_parts(self) -> (Communicator, M) {
-        (self.comm, self.model)
+        (self.engine.world, self.engine.model)
     }
 
     /// Combines the ranks' parameters and returns the mean loss.
     fn try_synchronise(&mut self) -> Result<f32> {
-        let Self { comm, model, plan, buffers, start, outer, steps, losses, count, weighted, .. } = self;
-        let weight = RankWeight::agree(comm, *steps, *count, *weighted)?;
+        let Self { engine, plan, start, outer, steps, losses, count, weights, .. } = self;
+        let weight = RankWeight::agree(&mut engine.world, *steps, *count, *weights)?;
         let mut loss = [*losses];
         let op = if weight.total.is_some() { ReduceOp::Sum } else { ReduceOp::Mean };
-        comm.all_reduce(&mut loss, op).map_err(Error::communication)?;
+        engine.world.all_reduce(&mut loss, op).map_err(Error::communication)?;
         ValuesMut::F32(&mut loss).divide(weight.total.unwrap_or((*steps).max(1)));
         for (number, bucket) in plan.buckets().iter().enumerate() {
-            let mut own = parameters(model, bucket)?;
-            match outer {
-                None => {
-                    weight.mean(&mut own, comm)?;
-                    params::unpack(model, &bucket.places, &own)?;
-                }
-                Some(optimizer) => {
-                    let start = &mut start[number];
-                    own.subtract_from(start);
-                    weight.mean(&mut own, comm)?;
-                    for &BucketPlace { parameter, offset, len } in &bucket.places {
-                        optimizer.update(parameter, start.slice_mut(offset, len), own.slice(offset, len))?;
-                    }
-                    params::unpack(model, &bucket.places, start)?;
-                }
+            let mut own = engine.pack(bucket)?;
+            let Some(optimizer) = outer else {
+                weight.mean(&mut own, &mut engine.world)?;
+                engine.unpack(bucket, &own)?;
+                continue;
+            };
+            let start = &mut start[number];
+            own.subtract_from(start);
+            weight.mean(&mut own, &mut engine.world)?;
+            for &BucketPlace { parameter, offset, len } in &bucket.places {
+                optimizer.update(parameter, start.slice_mut(offset, len), own.slice(offset, len))?;
             }
+            engine.unpack(bucket, start)?;
         }
-        buffers.synchronise([comm], model)?;
+        engine.finish_outer_step()?;
         Ok(loss[0])
     }
 }
 
-/// Returns the parameters of one bucket, one after the other.
-fn parameters(model: &impl Params, bucket: &Bucket) -> Result<Flat> {
-    let mut flat = Flat::zeros(bucket.dtype, bucket.len());
-    params::pack(model, &bucket.places, &mut flat)?;
-    Ok(flat)
+/// Adds the losses and weights of all rounds to `computed`.
+fn adding<'a, M>(
+    computed: &'a mut WeightedLoss,
+    mut round: impl FnMut(&mut StepEngine<M>, Option<usize>) -> Result<WeightedLoss> + 'a,
+) -> impl FnMut(&mut StepEngine<M>, Option<usize>) -> Result<WeightedLoss> + 'a {
+    move |engine, index| {
+        let (loss, count) = round(engine, index)?;
+        *computed = (computed.0 + loss, computed.1.saturating_add(count));
+        Ok((loss, count))
+    }
 }
 
 impl<M> fmt::Debug for LocalSgd<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "LocalSgd({:?}, {} of {} steps)", self.comm, self.steps, self.inner_steps)
+        write!(f, "LocalSgd({:?}, {} of {} steps)", self.engine.world, self.steps, self.options.inner_steps)
     }
 }

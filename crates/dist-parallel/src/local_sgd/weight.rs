@@ -6,6 +6,23 @@ use crate::flat::Flat;
 use crate::loss::to_be_summed;
 use crate::{Error, Result, agreement};
 
+/// The weights of a rank's steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StepWeights {
+    /// Every step has the same weight, so all ranks must take the same number.
+    Equal = 0,
+    /// A step has the weight of its micro-batches, and each counts 1.
+    MicroBatches = 1,
+    /// Micro-batches or steps have weights of their own.
+    Given = 2,
+}
+
+impl StepWeights {
+    pub(super) const fn of_micro_batches(weighted: bool) -> Self {
+        if weighted { Self::Given } else { Self::MicroBatches }
+    }
+}
+
 /// The weight of a rank at a synchronisation point.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct RankWeight {
@@ -17,10 +34,15 @@ pub(super) struct RankWeight {
 
 impl RankWeight {
     /// Agrees on the weights of ranks with these steps. All ranks call this.
-    pub(super) fn agree(comm: &mut Communicator, steps: usize, count: u64, weighted: bool) -> Result<Self> {
+    pub(super) fn agree(
+        comm: &mut Communicator,
+        steps: usize,
+        count: u64,
+        weights: StepWeights,
+    ) -> Result<Self> {
         let own = to_be_summed(count).unsigned_abs();
-        let all = agreement::gather(comm, [steps as u64, own, weighted.into()])?;
-        if all.iter().all(|[_, _, weighted]| *weighted == 0) {
+        let all = agreement::gather(comm, [steps as u64, own, weights as u64])?;
+        if all.iter().all(|[_, _, weights]| *weights == StepWeights::Equal as u64) {
             return match all.iter().position(|[steps, ..]| *steps != all[0][0]) {
                 Some(rank) => {
                     Err(Error::InnerStepsDiffer { rank, there: all[rank][0], on_rank_0: all[0][0] })
@@ -28,7 +50,9 @@ impl RankWeight {
                 None => Ok(Self { factor: None, total: None }),
             };
         }
-        if all.iter().any(|[steps, _, weighted]| *steps > 0 && *weighted == 0) {
+        let mut kinds = all.iter().filter(|[steps, ..]| *steps > 0).map(|[_, _, weights]| *weights);
+        let first = kinds.next();
+        if first == Some(StepWeights::Equal as u64) || kinds.any(|kind| Some(kind) != first) {
             return Err(Error::PartlyWeighted);
         }
         let total: u64 = all.iter().map(|[_, count, _]| count).sum();

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use dist_collectives::Communicator;
 
-use super::local::LocalTrainer;
 use super::pipeline::{PipelineOptions, PipelineTrainer};
 use super::{Strategy, Trainer};
 use crate::agreement::{self, Setting, setting};
 use crate::fsdp::{Fsdp, FsdpOptions, Precision, Reshard, ShardingStrategy, Units};
+use crate::local_sgd::LocalSgd;
 use crate::pipeline::Activations;
 use crate::{BucketBytes, Compression, Ddp, DdpOptions, Error, Params, Result, Sequence};
 
@@ -129,7 +129,9 @@ impl TrainerOptions {
                 let options = PipelineOptions { kind, ranks, copies, stages, micro_batches, precision };
                 return Ok(Box::new(PipelineTrainer::new(comm, model, options, activations)?));
             }
-            Strategy::LocalSgd(options) => return Ok(Box::new(LocalTrainer::new(comm, model, options)?)),
+            Strategy::LocalSgd(options) => {
+                return Ok(Box::new(LocalSgd::with_precision(comm, model, options, self.precision)?));
+            }
             Strategy::Zero1 => ShardingStrategy::ShardOptimizer,
             Strategy::Zero2 => ShardingStrategy::ShardGradOp,
             Strategy::Fsdp => ShardingStrategy::FullShard,
@@ -165,12 +167,10 @@ impl TrainerOptions {
         let has_whole_gradients = matches!(strategy, Single | Ddp);
         let gathers = matches!(strategy, Fsdp | Hybrid { .. });
         let shards = gathers || matches!(strategy, Zero1 | Zero2);
-        let mixes = self.precision != Precision::default();
         let compresses = self.compression != Compression::None;
         let alone = "it is for one process: use ddp";
         let unscheduled = "a pipeline's schedule is for a fixed number: set it with with_micro_batches";
         let whole = "it is for the all-reduce of whole gradients, which only single and ddp have";
-        let master = "each rank of local training has its own types: create the model with them";
         let units = "only zero1, zero2, fsdp and hybrid divide the model into units";
         let gathered = "only fsdp and hybrid gather parameters";
         let staged = "only a pipeline has stages";
@@ -179,7 +179,6 @@ impl TrainerOptions {
             (is_pipeline && self.micro_batches.is_none(), "an open number of micro-batches", unscheduled),
             (compresses && !has_whole_gradients, "compression of gradients", whole),
             (self.bucket_bytes.is_some() && !has_whole_gradients, "a size of buckets", whole),
-            (mixes && !has_whole_gradients && !shards && !is_pipeline, "mixed precision", master),
             (self.units.is_some() && !shards, "a choice of units", units),
             (self.prefetch.is_some() && !gathers, "prefetch", gathered),
             (self.reshard.is_some() && !gathers, "a choice of resharding", gathered),
