@@ -236,7 +236,7 @@ impl<M: Params> Ddp<M> {
     /// The errors of [`update`](Self::update).
     #[doc(alias = "skip_nan")]
     pub fn update_if_finite(&mut self, optimizer: &mut dyn Optimizer) -> Result<bool> {
-        let is_finite = self.gradient_norm().is_finite();
+        let is_finite = self.gradient_norm()?.is_finite();
         if is_finite {
             self.update(optimizer)?;
         }
@@ -257,21 +257,21 @@ impl<M: Params> Ddp<M> {
 
     /// Returns the Euclidean norm of all gradients as one vector. It is rounded once, so its bits do not depend on
     /// how training is distributed. It is infinite or NaN if a gradient is.
-    pub fn gradient_norm(&self) -> f64 {
-        norm::gradient_norm(
-            self.engine.gradients.parameters().filter_map(|parameter| self.engine.gradients.mean(parameter)),
-        )
+    ///
+    /// # Errors
+    /// [`StepPanicked`](Error::StepPanicked) if a step has panicked and no step has succeeded since.
+    pub fn gradient_norm(&mut self) -> Result<f64> {
+        self.engine.gradient_norm()
     }
 
     /// Scales all gradients by one factor so that their norm is at most `max`. Returns the norm before. Nothing
     /// changes if the norm is infinite or NaN: check it before the update.
+    ///
+    /// # Errors
+    /// The errors of [`gradient_norm`](Self::gradient_norm).
     #[doc(alias = "clip_grad_norm_")]
-    pub fn clip_gradients(&mut self, max: f64) -> f64 {
-        let norm = self.gradient_norm();
-        if let Some(factor) = self.clipping(norm, max) {
-            self.engine.gradients.scale(factor);
-        }
-        norm
+    pub fn clip_gradients(&mut self, max: f64) -> Result<f64> {
+        self.engine.clip_gradients(max)
     }
 
     /// Scales all gradients by a factor, for example that of a [`LossScaler`](crate::optim::LossScaler). It needs no

@@ -53,9 +53,9 @@ use crate::{Error, Result};
 ///             Ok(0.0_f32)
 ///         })
 ///         .unwrap();
-///         if let Some(factor) = scaler.end_step(ddp.gradient_norm()) {
+///         if let Some(factor) = scaler.end_step(ddp.gradient_norm().unwrap()) {
 ///             ddp.scale_gradients(factor);
-///             ddp.clip_gradients(1.5);
+///             ddp.clip_gradients(1.5).unwrap();
 ///             ddp.update(&mut sgd).unwrap();
 ///         }
 ///     }

@@ -62,11 +62,11 @@ impl<A: 'static> Trainer<A> for Ddp<Sequence<A>> {
     }
 
     fn gradient_norm(&mut self) -> Result<f64> {
-        Ok((*self).gradient_norm())
+        self.gradient_norm()
     }
 
     fn clip_gradients(&mut self, max: f64) -> Result<f64> {
-        Ok(self.clip_gradients(max))
+        self.clip_gradients(max)
     }
 
     fn scale_gradients(&mut self, factor: f64) {

@@ -78,7 +78,7 @@ pub(crate) fn train_whole(micro_batches: usize, steps: usize, clip: f64) -> Clip
                 Ok((input, squared_error(target)))
             });
             losses.push(report.unwrap().loss.to_bits());
-            norms.push(ddp.clip_gradients(clip));
+            norms.push(ddp.clip_gradients(clip).unwrap());
             ddp.update(&mut optimizer).unwrap();
         }
         ((bits(ddp.model()), losses), norms)

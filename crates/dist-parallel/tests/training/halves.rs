@@ -120,7 +120,7 @@ fn trained(network: sim::Network, options: Option<FsdpOptions>) -> Vec<Vec<u32>>
         let mut ddp = Ddp::new(comm, model, DdpOptions::default()).unwrap();
         for step in 0..100 {
             ddp.step(4, batch(step)).unwrap();
-            ddp.clip_gradients(0.4);
+            ddp.clip_gradients(0.4).unwrap();
             ddp.update(&mut *optimizer).unwrap();
         }
         bits(ddp.model())

@@ -75,7 +75,7 @@ macro_rules! trainer {
 trainer!(
     Ddp<Sequence<Rows>>,
     |own, gradient| Self::step(own, 4, |index| Ok((input(), move |_| differentiate(index, gradient)))),
-    |norm| norm
+    |norm| norm.unwrap()
 );
 trainer!(
     Fsdp<Rows>,

@@ -199,7 +199,7 @@ macro_rules! train {
                 _ => trainer.join(own, weighted_batch).unwrap().unwrap(),
             };
             checksum.loss(report.loss);
-            let _norm = trainer.clip_gradients(0.5);
+            trainer.clip_gradients(0.5).unwrap();
             trainer.update(&mut sgd).unwrap();
         }
         trainer.for_each_parameter(|index, values| checksum.parameter(index, values)).unwrap();
@@ -468,7 +468,7 @@ fn local_sgd_keeps_its_bits(#[case] strategy: &'static str, #[case] expected: [[
                 3 => trainer.join(own, |index| plain(step)(index + 10 * rank)).map(drop).unwrap(),
                 _ => trainer.join(own, weighted_batch).map(drop).unwrap(),
             }
-            let _norm = trainer.clip_gradients(0.5).unwrap();
+            trainer.clip_gradients(0.5).unwrap();
             trainer.update(&mut sgd).unwrap();
             if step % 2 == 1 {
                 let loss = |index, output| Ok(squared_error(target(&input(step, index)))(output)?.0);

@@ -86,7 +86,8 @@ fn train(
     match way {
         TrainingWay::Ddp => {
             train!(Ddp::new(comm, model(1), DdpOptions::default()).unwrap(), |ddp: &mut Ddp<_>, max| ddp
-                .clip_gradients(max))
+                .clip_gradients(max)
+                .unwrap())
         }
         TrainingWay::Sharded(strategy) => train!(
             Fsdp::new(comm, model(1), &FsdpOptions::new(strategy)).unwrap(),
