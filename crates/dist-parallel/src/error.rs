@@ -259,10 +259,10 @@ pub enum Error {
         /// The number of ranks.
         ranks: usize,
     },
-    /// A communication hook with a strategy that does not sum whole gradients over all ranks.
+    /// A communication hook with a strategy that has one replica of the model. Every rank gets this error.
     #[error(
-        "a communication hook sums whole gradients over all ranks, but {strategy:?} reduce-scatters them; use NoShard or \
-         Ddp, or no hook"
+        "a communication hook sums gradients over the replicas of the model, but {strategy:?} has only one, whose ranks \
+         reduce-scatter gradients; use Ddp, NoShard or HybridShard, or no hook"
     )]
     HookWithShards {
         /// The strategy.

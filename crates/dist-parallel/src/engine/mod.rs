@@ -135,7 +135,7 @@ impl<M: Params> StepEngine<M> {
         let GradientSetup { layout, memory, hook, agreement } = setup;
         let keeps_residual = hook.as_ref().is_some_and(|hook| hook.keeps_residual());
         let tensors = layout.tensors(model.infos());
-        let worker = hook.map(|hook| HookWorker::start(&mut world, hook, tensors)).transpose();
+        let worker = hook.map(|hook| HookWorker::start(&mut groups.replicas, hook, tensors)).transpose();
         groups.hook = or_abort(&mut world, worker)?;
         let kept = model.infos().iter().zip(&plan.layout.locations).map(|(info, location)| {
             let flat_param =

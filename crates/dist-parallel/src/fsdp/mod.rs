@@ -86,13 +86,17 @@ impl<A> Fsdp<A> {
         Self::begin(comm, model, options, None, InitialValues::OfRank0)
     }
 
-    /// Starts training like [`new`](Self::new), with a communication hook that sums the gradients of each unit over all
-    /// ranks, for example compressed, as in [`Ddp::with_hook`](crate::Ddp::with_hook).
+    /// Starts training like [`new`](Self::new), with a communication hook that sums gradients over the replicas of the
+    /// model, for example compressed, as in [`Ddp::with_hook`](crate::Ddp::with_hook).
+    ///
+    /// With [`NoShard`](ShardingStrategy::NoShard) each rank is a replica, and a bucket has the gradients of a unit. With
+    /// [`HybridShard`](ShardingStrategy::HybridShard) gradients are reduce-scattered inside a replica, without the hook.
+    /// The hook then sums each rank's shard of them over the replicas, once a step. A shard is one tensor of one
+    /// dimension, so [`PowerSgdHook`](crate::compress::PowerSgdHook) sends it whole.
     ///
     /// # Errors
     /// The errors of [`new`](Self::new), and hooks with different names on different ranks.
-    /// [`HookWithShards`](Error::HookWithShards) on every rank unless the strategy is
-    /// [`NoShard`](ShardingStrategy::NoShard).
+    /// [`HookWithShards`](Error::HookWithShards) on every rank for other strategies: they have one replica.
     pub fn with_hook(
         comm: Communicator,
         model: Sequence<A>,
@@ -134,7 +138,7 @@ impl<A> Fsdp<A> {
         let settings = [options.settings().as_slice(), &[starts, ("the hook".to_owned(), name)]].concat();
         agreement::check(&mut world, model.infos(), &settings)?;
         let plan = plan?;
-        if hook.is_some() && options.strategy != ShardingStrategy::NoShard {
+        if hook.is_some() && !options.strategy.has_replicas() {
             return Err(Error::HookWithShards { strategy: options.strategy });
         }
         let layout = GradientLayout::of_units(model.infos(), &plan.layout, options.precision);

@@ -144,6 +144,11 @@ impl ShardingStrategy {
         matches!(self, Self::FullShard | Self::HybridShard { .. })
     }
 
+    /// Returns `true` if there can be several replicas of the model, over which a communication hook sums gradients.
+    pub(crate) const fn has_replicas(self) -> bool {
+        matches!(self, Self::NoShard | Self::HybridShard { .. })
+    }
+
     pub(crate) fn degrees(self, world_size: usize) -> Result<Degrees> {
         let shards = match self {
             Self::FullShard | Self::ShardGradOp | Self::ShardOptimizer => world_size,

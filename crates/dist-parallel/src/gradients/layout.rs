@@ -155,10 +155,15 @@ impl GradientLayout {
         Error::WrongGradient { parameter: self.names[parameter].clone(), source: source.into() }
     }
 
-    /// Returns the tensors of each bucket, unit by unit.
+    /// Returns the tensors of each bucket, unit by unit. If gradients are sharded, a rank's shard of a bucket is one
+    /// tensor.
     pub(crate) fn tensors(&self, infos: &[ParamInfo]) -> Vec<Vec<BucketTensor>> {
         let shape = |place: &BucketPlace| infos[place.parameter].shape.clone();
-        self.buckets().map(|bucket| BucketTensor::row(bucket.places.iter().map(shape))).collect()
+        let tensors = |bucket: &GradientBucket| match bucket.shard_len < bucket.padded_len {
+            true => BucketTensor::row([vec![bucket.shard_len]]),
+            false => BucketTensor::row(bucket.places.iter().map(shape)),
+        };
+        self.buckets().map(tensors).collect()
     }
 }
 

@@ -175,7 +175,7 @@ impl BucketSum {
 }
 
 impl<'a> ReduceGroups<'a> {
-    /// Returns the groups. With a hook, each replica is one rank.
+    /// Returns the groups.
     pub(crate) fn new(
         shards: Option<&'a mut Communicator>,
         replicas: Option<&'a mut Communicator>,
@@ -199,9 +199,9 @@ impl<'a> ReduceGroups<'a> {
         self.shards.as_deref_mut().or(self.replicas.as_deref_mut())
     }
 
-    /// Allocates zeros that the ranks of a host share, unless a hook copies them.
+    /// Allocates zeros that the ranks of a host share, unless only a hook copies them.
     pub(super) fn allocate(&mut self, dtype: FloatType, len: usize) -> Result<Flat> {
-        let is_hooked = self.hook.is_some();
+        let is_hooked = self.hook.is_some() && self.shards.is_none();
         match self.first().filter(|_| !is_hooked) {
             Some(group) => Flat::allocated(group, dtype, len),
             None => Ok(Flat::zeros(dtype, len)),

@@ -25,7 +25,7 @@ pub struct TrainerOptions {
     pub micro_batches: Option<usize>,
     /// The blocks of each stage of a pipeline. By default all stages have equal numbers of blocks.
     pub stages: Option<Vec<Range<usize>>>,
-    /// The compression of gradients. A hook of your own needs [`Ddp::with_hook`], which returns a [`Trainer`] too.
+    /// The compression of gradients, where they are summed over replicas of the model. A hook of your own needs [`Ddp::with_hook`], which returns a [`Trainer`] too.
     pub compression: Compression,
     /// The size limits of buckets of gradients.
     pub bucket_bytes: Option<BucketBytes>,
@@ -142,7 +142,10 @@ impl TrainerOptions {
             .with_prefetch(self.prefetch.unwrap_or(1))
             .with_reshard(self.reshard.unwrap_or_default())
             .with_precision(self.precision);
-        Ok(Box::new(Fsdp::new(comm, model, &options)?))
+        Ok(Box::new(match self.compression.hook()? {
+            None => Fsdp::new(comm, model, &options)?,
+            Some(hook) => Fsdp::with_hook(comm, model, &options, hook)?,
+        }))
     }
 
     fn data_parallel<A: 'static>(
@@ -165,19 +168,21 @@ impl TrainerOptions {
         let strategy = self.strategy;
         let is_pipeline = matches!(strategy, Pipeline { .. });
         let has_whole_gradients = matches!(strategy, Single | Ddp);
+        let has_replicas = matches!(strategy, Single | Ddp | Hybrid { .. });
         let gathers = matches!(strategy, Fsdp | Hybrid { .. });
         let shards = gathers || matches!(strategy, Zero1 | Zero2);
         let compresses = self.compression != Compression::None;
         let alone = "it is for one process: use ddp";
         let unscheduled = "a pipeline's schedule is for a fixed number: set it with with_micro_batches";
-        let whole = "it is for the all-reduce of whole gradients, which only single and ddp have";
+        let whole = "only single and ddp divide gradients into buckets of a size";
+        let replicas = "it is for the sum over replicas of the model, which only single, ddp and hybrid have";
         let units = "only zero1, zero2, fsdp and hybrid divide the model into units";
         let gathered = "only fsdp and hybrid gather parameters";
         let staged = "only a pipeline has stages";
         let conflicts = [
             (strategy == Single && world_size > 1, "a world of several processes", alone),
             (is_pipeline && self.micro_batches.is_none(), "an open number of micro-batches", unscheduled),
-            (compresses && !has_whole_gradients, "compression of gradients", whole),
+            (compresses && !has_replicas, "compression of gradients", replicas),
             (self.bucket_bytes.is_some() && !has_whole_gradients, "a size of buckets", whole),
             (self.units.is_some() && !shards, "a choice of units", units),
             (self.prefetch.is_some() && !gathers, "prefetch", gathered),

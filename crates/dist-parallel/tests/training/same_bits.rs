@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::slice;
 
-use dist_collectives::Communicator;
+use dist_collectives::{Communicator, ReduceOp};
 use dist_groups::Mesh;
-use dist_parallel::compress::{BucketHook, Compression};
+use dist_parallel::compress::{BucketGradients, BucketHook, Compression};
 use dist_parallel::fsdp::{Fsdp, FsdpOptions, Precision, Reshard, ShardingStrategy, Units};
 use dist_parallel::model::{Ready, Saved, Slot};
 use dist_parallel::optim::{Momentum, Sgd, SgdOptions};
 use dist_parallel::pipeline::{Pipeline, PlainVectors, ScheduleKind, split_into_stages};
 use dist_parallel::trainer::TrainerOptions;
-use dist_parallel::{Block, BoxError, Ddp, Error, FloatType, ParamInfo, Params, Sequence, Values};
+use dist_parallel::{Block, BoxError, Ddp, Error, FloatType, ParamInfo, Params, Sequence, Values, ValuesMut};
 use dist_transport::sim;
 use half::{bf16, f16};
 use rstest::rstest;
@@ -264,6 +264,7 @@ const HYBRID: [[u32; 3]; 4] = [
     [0x058e_84db, 0xf761_8e02, 0x0ec3_0cfc],
     [0xd164_b86c, 0x3c01_d3c3, 0x4137_9ec8],
 ];
+const HYBRID_BF16_HOOK: [[u32; 3]; 4] = [[0; 3]; 4];
 const ROUND_BY_ROUND: [[u32; 3]; 4] = [
     [0xdc5f_542f, 0xf151_7cb0, 0xd129_fbbe],
     [0xdc5f_542f, 0x5b7f_a6a2, 0xd129_fbbe],
@@ -361,13 +362,8 @@ fn a_hook_without_shards_has_the_bits_of_data_parallel_training() {
 }
 
 #[rstest]
-fn a_hook_is_refused_where_gradients_are_reduce_scattered(
-    #[values(
-        ShardingStrategy::FullShard,
-        ShardingStrategy::ShardGradOp,
-        ShardingStrategy::ShardOptimizer,
-        ShardingStrategy::HybridShard { shard_degree: 2 }
-    )]
+fn a_hook_is_refused_if_there_is_one_replica(
+    #[values(ShardingStrategy::FullShard, ShardingStrategy::ShardGradOp, ShardingStrategy::ShardOptimizer)]
     strategy: ShardingStrategy,
 ) {
     let outcome = sim::run(1, 2, move |transport| {
@@ -383,16 +379,48 @@ fn a_hook_is_refused_where_gradients_are_reduce_scattered(
     }
 }
 
-/// It runs on ranks that its degree divides.
-#[test]
-fn hybrid_training_keeps_its_bits() {
-    let actual = checksums(false, |comm, micro_batches| {
+/// A hook that sums as training without a hook does.
+struct ExactHook;
+
+impl BucketHook for ExactHook {
+    fn name(&self) -> String {
+        "exact".to_owned()
+    }
+
+    fn sum(&mut self, bucket: BucketGradients<'_>, comm: &mut Communicator) -> Result<(), BoxError> {
+        assert_eq!(bucket.tensors.iter().map(|tensor| tensor.len).sum::<usize>(), bucket.values.len());
+        match bucket.values {
+            ValuesMut::F32(values) => comm.all_reduce(values, ReduceOp::Sum)?,
+            ValuesMut::F64(values) => comm.all_reduce(values, ReduceOp::Sum)?,
+            ValuesMut::F16(values) => comm.all_reduce(values, ReduceOp::Sum)?,
+            ValuesMut::Bf16(values) => comm.all_reduce(values, ReduceOp::Sum)?,
+        }
+        Ok(())
+    }
+}
+
+/// It runs on ranks that its degree divides. A hook sums over the replicas.
+#[rstest]
+#[case::without_a_hook(None, HYBRID)]
+#[case::exact_hook(Some("exact"), HYBRID)]
+#[case::bf16_between_replicas(Some("bf16"), HYBRID_BF16_HOOK)]
+fn hybrid_training_keeps_its_bits(
+    #[case] hook: Option<&'static str>,
+    #[case] expected: [[u32; 3]; 4],
+    #[values(false, true)] shares: bool,
+) {
+    let actual = checksums(shares, move |comm, micro_batches| {
         let shard_degree = comm.world_size().min(2);
         let options = FsdpOptions::new(ShardingStrategy::HybridShard { shard_degree });
         let model = mixed_model(comm.rank());
-        train!(Fsdp::new(comm, model, &options).unwrap(), micro_batches)
+        let fsdp = match hook {
+            None => Fsdp::new(comm, model, &options),
+            Some("exact") => Fsdp::with_hook(comm, model, &options, ExactHook),
+            Some(_) => Fsdp::with_hook(comm, model, &options, bf16_hook()),
+        };
+        train!(fsdp.unwrap(), micro_batches)
     });
-    check(actual, HYBRID);
+    check(actual, expected);
 }
 
 /// A pipeline has at most 2 ranks. On 4 and 8 ranks, several pipelines reduce or shard their stages together.
