@@ -51,7 +51,10 @@ impl<M: Params> Shards for StepEngine<M> {
 
     fn read(&self, chunk: Chunk, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
         match self.plan.layout.locate(chunk, self.groups.shards.rank())? {
-            Some((place, chunk)) => self.parameters.read(place, chunk, &self.model, f),
+            Some((place, chunk)) if self.plan.degrees.frees => {
+                self.parameters.read(place, chunk, &self.model, f)
+            }
+            Some((place, chunk)) => self.parameters.read_adopted(place, chunk, &self.model, f),
             None => params::read(&self.model, chunk.parameter, f),
         }
     }

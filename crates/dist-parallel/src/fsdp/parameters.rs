@@ -359,8 +359,7 @@ impl Parameters {
         self.rest(groups)
     }
 
-    /// Makes each value of the model in a chunk of this rank's shard the master value, unless it is the rounded master
-    /// value.
+    /// Makes values that the program has written into the model master values, in a chunk of this rank's shard.
     pub(crate) fn adopt(
         &mut self,
         (unit, index): (usize, usize),
@@ -371,17 +370,29 @@ impl Parameters {
         let mut master = self.shard_buffer.slice_mut(own, chunk.at, chunk.len)?;
         params::read(model, chunk.parameter, &mut |values| {
             let values = values.part(chunk.offset..chunk.offset + chunk.len);
-            let mut rounded = Flat::zeros(values.dtype(), chunk.len);
-            rounded.slice_mut(0, chunk.len).convert_from(master.as_values());
-            let rounded = rounded.slice(0, chunk.len);
-            if rounded.as_bytes() == values.as_bytes() {
-                return;
+            if let Some(changed) = with_changes(master.as_values(), values) {
+                master.convert_from(changed.slice(0, chunk.len));
             }
-            for at in 0..chunk.len {
-                let value = values.part(at..at + 1);
-                if rounded.part(at..at + 1).as_bytes() != value.as_bytes() {
-                    master.reborrow().part(at..at + 1).convert_from(value);
-                }
+        })
+    }
+
+    /// Calls `f` with the values of a chunk of this rank's shard, as they are after [`adopt`](Self::adopt).
+    pub(crate) fn read_adopted(
+        &self,
+        (unit, index): (usize, usize),
+        chunk: ShardChunk,
+        model: &impl Params,
+        mut f: impl FnMut(Values<'_>),
+    ) -> Result<()> {
+        let Some(own) = self.states[unit][index].own else {
+            return self.read((unit, index), chunk, model, f);
+        };
+        let master = self.shard_buffer.slice(own, chunk.at, chunk.len)?;
+        params::read(model, chunk.parameter, &mut |values| {
+            let values = values.part(chunk.offset..chunk.offset + chunk.len);
+            match with_changes(master, values) {
+                Some(changed) => f(changed.slice(0, chunk.len)),
+                None => f(master),
             }
         })
     }
@@ -460,6 +471,27 @@ impl Parameters {
         self.pool.give(whole);
         Ok(())
     }
+}
+
+/// Returns master values with the model's value in place of each that is not the rounded master value, because the
+/// program has written it. `None` if there is no such value.
+fn with_changes(master: Values<'_>, model: Values<'_>) -> Option<Flat> {
+    let len = master.len();
+    let mut rounded = Flat::zeros(model.dtype(), len);
+    rounded.slice_mut(0, len).convert_from(master);
+    let rounded = rounded.slice(0, len);
+    if rounded.as_bytes() == model.as_bytes() {
+        return None;
+    }
+    let mut changed = Flat::zeros(master.dtype(), len);
+    changed.slice_mut(0, len).convert_from(master);
+    for at in 0..len {
+        let value = model.part(at..at + 1);
+        if rounded.part(at..at + 1).as_bytes() != value.as_bytes() {
+            changed.slice_mut(at, 1).convert_from(value);
+        }
+    }
+    Some(changed)
 }
 
 /// Allocates a buffer for the largest shard of each type, and sets the offset of each shard in it. `None` if the

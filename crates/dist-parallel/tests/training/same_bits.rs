@@ -289,6 +289,8 @@ const LOCAL_SGD: [[u32; 3]; 4] = [
     [0x9d6c_4b06, 0xdbaf_3db3, 0x1544_db62],
     [0x8a53_606e, 0xa061_58c4, 0x14a6_8a47],
 ];
+const LOCAL_SGD_PRECISE: [[u32; 3]; 4] = [[0; 3]; 4];
+const DILOCO_PRECISE: [[u32; 3]; 4] = [[0; 3]; 4];
 const DILOCO: [[u32; 3]; 4] = [
     [0x0a81_9e3b, 0x17b0_21ff, 0xcaab_34d7],
     [0x1458_5db9, 0xc7f3_98bf, 0xbcbc_0c2c],
@@ -465,12 +467,18 @@ fn pipelines_keep_their_bits(
 
 /// Ranks synchronise after every second update. Their losses differ, so the loss of an evaluation is compared.
 #[rstest]
-#[case::average("local_sgd:2", LOCAL_SGD)]
-#[case::diloco("diloco:2", DILOCO)]
-fn local_sgd_keeps_its_bits(#[case] strategy: &'static str, #[case] expected: [[u32; 3]; 4]) {
+#[case::average("local_sgd:2", Precision::default(), LOCAL_SGD)]
+#[case::diloco("diloco:2", Precision::default(), DILOCO)]
+#[case::average_precisely("local_sgd:2", precise(), LOCAL_SGD_PRECISE)]
+#[case::diloco_precisely("diloco:2", precise(), DILOCO_PRECISE)]
+fn local_sgd_keeps_its_bits(
+    #[case] strategy: &'static str,
+    #[case] precision: Precision,
+    #[case] expected: [[u32; 3]; 4],
+) {
     let actual = checksums(false, move |comm, micro_batches| {
         let (rank, mut sgd, mut checksum) = (comm.rank(), sgd(), Checksum::default());
-        let options = TrainerOptions::new(strategy.parse().unwrap());
+        let options = TrainerOptions::new(strategy.parse().unwrap()).with_precision(precision);
         let mut trainer = options.build(comm, mixed_model(rank), PlainVectors).unwrap();
         let plain = |step: usize| {
             move |index| {

@@ -3,10 +3,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dist_collectives::Communicator;
+use dist_parallel::checkpoint::Checkpoints;
+use dist_parallel::fsdp::Precision;
 use dist_parallel::optim::{AdamW, AdamWOptions, Sgd, SgdOptions};
 use dist_parallel::pipeline::PlainVectors;
 use dist_parallel::trainer::{Trainer, TrainerOptions};
-use dist_parallel::{BoxError, Error, Sequence, Values};
+use dist_parallel::{BoxError, Error, FloatType, Params, Sequence, Values, ValuesMut};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -219,4 +221,43 @@ fn gradients_of_a_step_that_panicked_cannot_be_used(
         }
     });
     assert_eq!(outcome.results, [true; 4]);
+}
+
+/// The model has the rounded master values, except where the program has written others.
+#[rstest]
+fn values_that_the_program_writes_into_the_model_are_saved_and_trained(
+    #[values("ddp", "zero1", "zero2", "local_sgd:1")] strategy: &'static str,
+) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_owned();
+    let outcome = sim::run(1, 2, move |transport| {
+        let precision = Precision { master: Some(FloatType::F64), reduce: None };
+        let options = TrainerOptions::new(strategy.parse().unwrap()).with_precision(precision);
+        let mut trainer = options.build(Communicator::new(transport), Echo::model(), PlainVectors).unwrap();
+        let mut checkpoints = Checkpoints::at(&path);
+        let mut write = |values: ValuesMut<'_>| match values {
+            ValuesMut::F32(values) => values[0] = 64.0,
+            other => panic!("the model is not {}", other.dtype()),
+        };
+        trainer.model_mut().unwrap().write(0, &mut write).unwrap();
+        trainer.save(&mut checkpoints, None, 1).unwrap();
+        let step = |trainer: &mut dyn Trainer<Rows>| {
+            trainer.step(2, |_| echo(0.25)).unwrap();
+            trainer.update(&mut Sgd::new(SgdOptions { learning_rate: 1.0, ..SgdOptions::default() }).unwrap())
+        };
+        let mut all = Vec::new();
+        for loads in [false, true] {
+            if loads {
+                trainer.load(&mut checkpoints, None).unwrap();
+            }
+            step(&mut *trainer).unwrap();
+            let mut read = |_, values: Values<'_>| match values {
+                Values::F32(values) => all.extend_from_slice(values),
+                other => panic!("the model is not {}", other.dtype()),
+            };
+            trainer.for_each_parameter(&mut read).unwrap();
+        }
+        all
+    });
+    assert_eq!(outcome.results, [(); 2].map(|()| [[63.75, -0.25, -0.25]; 2].concat()));
 }
