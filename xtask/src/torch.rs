@@ -44,7 +44,9 @@ pub(crate) fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
     if extent == Extent::Install {
         return Ok(());
     }
-    steps.step("torch: clippy", || show(&mut build("clippy --package dist-torch --no-deps -- -D warnings")?))?;
+    steps.step("torch: clippy", || {
+        show(&mut build("clippy --package dist-torch --no-deps -- -D warnings")?)
+    })?;
     steps.step("torch: docs", || {
         show(build("doc --package dist-torch --no-deps")?.env("RUSTDOCFLAGS", "-D warnings"))
     })?;

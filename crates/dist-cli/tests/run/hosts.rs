@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use dist_collectives::Communicator;
+use dist_collectives::transport::Runtime;
 use rstest::rstest;
 use rustix::process::Signal;
 
@@ -94,7 +95,8 @@ fn a_host_file_lists_the_hosts_and_lines_can_begin_with_their_rank() {
     let expected = (0..3).flat_map(|rank| [format!("[r{rank}] no").as_bytes(), b"\xff text\n"].concat());
     let mut printed = output.stdout.clone();
     let mut expected: Vec<u8> = expected.collect();
-    (printed.sort_unstable(), expected.sort_unstable());
+    printed.sort_unstable();
+    expected.sort_unstable();
     assert_eq!(printed, expected, "{output:?}");
 }
 
@@ -337,8 +339,9 @@ impl Sshd {
             .inspect(|line| said.push(line.clone()))
             .any(|line| line.starts_with("Server listening"));
         if listens {
-            // Somebody has to read what it logs.
-            std::thread::spawn(move || log.for_each(drop));
+            // Its log is read to the end, so that it never waits for space in the pipe.
+            let read_log = move || log.for_each(drop);
+            Runtime::system().spawn("log of sshd", read_log).unwrap();
             return Some(process);
         }
         process.wait().unwrap();
