@@ -18,6 +18,7 @@ pub(crate) use shards::delegate_shards;
 use crate::abort::or_abort;
 use crate::broadcast::broadcast;
 use crate::buffers::Buffers;
+use crate::flat::Flat;
 use crate::fsdp::{
     Degrees, FlatParameter, FsdpOptions, Groups, Layout, Parameters, Plan, ShardChunk, ShardingStrategy,
     Units, bytes_sent,
