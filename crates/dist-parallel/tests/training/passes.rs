@@ -335,7 +335,7 @@ fn ranks_that_train_by_themselves_count_alike_and_differ_in_the_micro_batch() {
     });
     for (rank, seen) in outcome.results.into_iter().enumerate() {
         let of_step = |step| Pass { training: true, step, micro_batch: rank };
-        let outside = Pass { training: false, step: 4, micro_batch: 0 };
+        let outside = Pass { training: false, step: 5, micro_batch: 0 };
         let passes = [of_step(0), of_step(1), of_step(2), of_step(4), of_step(4), outside];
         assert_eq!(seen, passes);
     }

@@ -264,7 +264,12 @@ const HYBRID: [[u32; 3]; 4] = [
     [0x058e_84db, 0xf761_8e02, 0x0ec3_0cfc],
     [0xd164_b86c, 0x3c01_d3c3, 0x4137_9ec8],
 ];
-const HYBRID_BF16_HOOK: [[u32; 3]; 4] = [[0; 3]; 4];
+const HYBRID_BF16_HOOK: [[u32; 3]; 4] = [
+    [0x83a8_6135, 0x8903_451e, 0x6c72_57ca],
+    [0x83a8_6135, 0xccb9_e12c, 0x6c72_57ca],
+    [0xb97d_7253, 0x1052_5cd0, 0xb8b8_465d],
+    [0x226e_7612, 0xacbf_f985, 0x298c_79e3],
+];
 const ROUND_BY_ROUND: [[u32; 3]; 4] = [
     [0xdc5f_542f, 0xf151_7cb0, 0xd129_fbbe],
     [0xdc5f_542f, 0x5b7f_a6a2, 0xd129_fbbe],
@@ -289,8 +294,18 @@ const LOCAL_SGD: [[u32; 3]; 4] = [
     [0x9d6c_4b06, 0xdbaf_3db3, 0x1544_db62],
     [0x8a53_606e, 0xa061_58c4, 0x14a6_8a47],
 ];
-const LOCAL_SGD_PRECISE: [[u32; 3]; 4] = [[0; 3]; 4];
-const DILOCO_PRECISE: [[u32; 3]; 4] = [[0; 3]; 4];
+const LOCAL_SGD_PRECISE: [[u32; 3]; 4] = [
+    [0x3557_be40, 0x2166_f51e, 0xb6a9_9d6e],
+    [0xd3e3_adcf, 0x35aa_e904, 0x8791_cff2],
+    [0x1861_b9a2, 0xccac_9009, 0xe240_93ce],
+    [0x5004_56b5, 0xacbd_b44c, 0x3312_bdb7],
+];
+const DILOCO_PRECISE: [[u32; 3]; 4] = [
+    [0x6b51_3025, 0x2a7f_c21a, 0x55e3_2ab6],
+    [0x5aac_68e6, 0x03eb_7f89, 0xcf47_4efb],
+    [0xa113_9a73, 0x5876_b57d, 0xc078_6a30],
+    [0xc7d5_c86a, 0x5fea_701d, 0x4c65_7c09],
+];
 const DILOCO: [[u32; 3]; 4] = [
     [0x0a81_9e3b, 0x17b0_21ff, 0xcaab_34d7],
     [0x1458_5db9, 0xc7f3_98bf, 0xbcbc_0c2c],
