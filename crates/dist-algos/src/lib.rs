@@ -48,7 +48,7 @@ pub use message_algorithm::MessageAlgorithm;
 pub use order::Order;
 pub use partition::Partition;
 pub use ring_transport::RingTransport;
-pub use run::{Memory, Reduce, Side, SidedCombine, ValidatedSteps, run, run_validated};
+pub use run::{Memory, OperandSide, Reduce, SidedCombine, ValidatedSteps, run, run_validated};
 pub use schedule::{Phases, Schedule, StepFn};
 pub use scratch::Scratch;
 pub use step::{ChunkLocation, OnArrival, ReceiveHalf, SLOTS_MAX, SendHalf, Source, Step};

@@ -110,18 +110,18 @@ pub enum Reduce<'a, 'f> {
 }
 
 /// A function that combines its second argument, which is on this side of the first one, into the first one.
-pub type SidedCombine<'f> = dyn FnMut(&mut [u8], &[u8], Side) + 'f;
+pub type SidedCombine<'f> = dyn FnMut(&mut [u8], &[u8], OperandSide) + 'f;
 
 /// The side of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum OperandSide {
     /// The operand comes from lower ranks than the other one.
     Left,
     /// The operand comes from higher ranks than the other one.
     Right,
 }
 
-impl Side {
+impl OperandSide {
     /// Returns the side of an operand that came from one rank, if the other operand came from another one.
     const fn of(from: usize, other: usize) -> Self {
         if from < other { Self::Left } else { Self::Right }
@@ -137,7 +137,7 @@ impl<'f> Reduce<'_, 'f> {
         }
     }
 
-    fn combine(&mut self, into: &mut [u8], from: &[u8], side: Side) {
+    fn combine(&mut self, into: &mut [u8], from: &[u8], side: OperandSide) {
         match self {
             Self::AnySide(combine) => combine(into, from),
             Self::Sided(combine) => combine(into, from, side),
@@ -258,7 +258,7 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
         let exchanged = match &mut self.reduce {
             Reduce::AnySide(combine) => self.transport.exchange_in_place(peer, shared, *combine, self.due),
             Reduce::Sided(combine) => {
-                let side = Side::of(peer, self.rank.index());
+                let side = OperandSide::of(peer, self.rank.index());
                 let combine = &mut |into: &mut [u8], from: &[u8]| combine(into, from, side);
                 self.transport.exchange_in_place(peer, shared, combine, self.due)
             }
@@ -320,7 +320,7 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
         });
         let (from, due, transport) = (receive.from, self.due, &mut *self.transport);
         let mut exchange = PieceExchange { transport, send, from, due, step: index };
-        let (reduce, side) = (&mut self.reduce, Side::of(from, rank));
+        let (reduce, side) = (&mut self.reduce, OperandSide::of(from, rank));
         exchange.receive(receive.then, places, &mut |into, from| reduce.combine(into, from, side))
     }
 
@@ -413,8 +413,8 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
     }
 
     /// Returns the side of a message that is reduced.
-    fn side(&self, receive: ReceiveHalf) -> Side {
-        Side::of(receive.from, self.from(receive.place))
+    fn side(&self, receive: ReceiveHalf) -> OperandSide {
+        OperandSide::of(receive.from, self.from(receive.place))
     }
 
     /// Returns the rank from which the content of a location first arrived.
@@ -457,7 +457,7 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
     }
 
     fn combine(&mut self, chunk: usize, from: usize, into: ChunkLocation) {
-        let side = Side::of(self.from(ChunkLocation::Slot(from)), self.from(into));
+        let side = OperandSide::of(self.from(ChunkLocation::Slot(from)), self.from(into));
         let range = self.memory.partition.range(chunk);
         let slot_bytes = self.memory.partition.chunk_bytes_max();
         match into {

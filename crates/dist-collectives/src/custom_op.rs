@@ -4,7 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
-use dist_algos::Side;
+use dist_algos::OperandSide;
 use dist_algos::scan::Extent;
 
 use crate::digest::digest;
@@ -82,11 +82,11 @@ impl<T: Pod, F: Fn(&mut [T], &[T])> CustomOp<T, F> {
     }
 
     /// Returns the function on bytes of whole elements. It allocates memory for left operands that arrive.
-    pub(crate) fn combine(&self) -> impl FnMut(&mut [u8], &[u8], Side) {
+    pub(crate) fn combine(&self) -> impl FnMut(&mut [u8], &[u8], OperandSide) {
         let mut left = Vec::new();
         move |into, from, side| {
             let (into, from): (&mut [T], &[T]) = (bytemuck::cast_slice_mut(into), bytemuck::cast_slice(from));
-            if side == Side::Right {
+            if side == OperandSide::Right {
                 return (self.function)(into, from);
             }
             left.clear();
@@ -221,12 +221,12 @@ impl Communicator {
 #[doc(alias = "MPI_DOUBLE_INT")]
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, packed)]
-pub struct Located<T> {
+pub struct IndexedValue<T> {
     value: T,
     index: u64,
 }
 
-impl<T: Element> Located<T> {
+impl<T: Element> IndexedValue<T> {
     /// Returns a value that was found at an index.
     pub const fn new(value: T, index: u64) -> Self {
         Self { value, index }
@@ -257,18 +257,18 @@ impl<T: Element> Located<T> {
     }
 }
 
-impl<T: Element> CustomOp<Located<T>, fn(&mut [Located<T>], &[Located<T>])> {
+impl<T: Element> CustomOp<IndexedValue<T>, fn(&mut [IndexedValue<T>], &[IndexedValue<T>])> {
     /// Returns the operation that keeps the smallest value and its index, by the rules of
     /// [`ReduceOp::Min`](crate::ReduceOp::Min). Of equal values it keeps the one with the lower index.
     ///
     /// ```
-    /// use dist_collectives::{Communicator, CustomOp, Located};
+    /// use dist_collectives::{Communicator, CustomOp, IndexedValue};
     /// use dist_transport::sim;
     ///
     /// let outcome = sim::run(1, 3, |transport| {
     ///     let mut comm = Communicator::new(transport);
     ///     let distances = [5.0_f64, 2.0, 2.0];
-    ///     let mut nearest = [Located::new(distances[comm.rank()], comm.rank() as u64)];
+    ///     let mut nearest = [IndexedValue::new(distances[comm.rank()], comm.rank() as u64)];
     ///     comm.all_reduce_with(&mut nearest, &CustomOp::min_loc()).unwrap();
     ///     (nearest[0].value(), nearest[0].index())
     /// });
@@ -277,7 +277,8 @@ impl<T: Element> CustomOp<Located<T>, fn(&mut [Located<T>], &[Located<T>])> {
     #[doc(alias = "MPI_MINLOC")]
     #[doc(alias = "argmin")]
     pub const fn min_loc() -> Self {
-        let function: fn(&mut [Located<T>], &[Located<T>]) = |left, right| keep(left, right, T::reduce_min);
+        let function: fn(&mut [IndexedValue<T>], &[IndexedValue<T>]) =
+            |left, right| keep(left, right, T::reduce_min);
         Self { name: "min_loc", is_commutative: true, function, elements: PhantomData }
     }
 
@@ -285,24 +286,25 @@ impl<T: Element> CustomOp<Located<T>, fn(&mut [Located<T>], &[Located<T>])> {
     #[doc(alias = "MPI_MAXLOC")]
     #[doc(alias = "argmax")]
     pub const fn max_loc() -> Self {
-        let function: fn(&mut [Located<T>], &[Located<T>]) = |left, right| keep(left, right, T::reduce_max);
+        let function: fn(&mut [IndexedValue<T>], &[IndexedValue<T>]) =
+            |left, right| keep(left, right, T::reduce_max);
         Self { name: "max_loc", is_commutative: true, function, elements: PhantomData }
     }
 }
 
-fn keep<T: Element>(left: &mut [Located<T>], right: &[Located<T>], choose: fn(T, T) -> T) {
+fn keep<T: Element>(left: &mut [IndexedValue<T>], right: &[IndexedValue<T>], choose: fn(T, T) -> T) {
     for (left, right) in left.iter_mut().zip(right) {
         *left = left.chosen(*right, choose);
     }
 }
 
-impl<T: Element> PartialEq for Located<T> {
+impl<T: Element> PartialEq for IndexedValue<T> {
     fn eq(&self, other: &Self) -> bool {
         (self.value(), self.index()) == (other.value(), other.index())
     }
 }
 
-impl<T: Element> fmt::Debug for Located<T> {
+impl<T: Element> fmt::Debug for IndexedValue<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} at {}", self.value(), self.index())
     }

@@ -37,7 +37,7 @@ pub use buffer::Buffer;
 #[doc(no_inline)]
 pub use bytemuck;
 pub use communicator::Communicator;
-pub use custom_op::{CustomOp, Located};
+pub use custom_op::{CustomOp, IndexedValue};
 /// The records of all algorithms, each in the module of its schedule, for [`Communicator::with_algorithm`].
 #[doc(no_inline)]
 pub use dist_algos as algorithms;

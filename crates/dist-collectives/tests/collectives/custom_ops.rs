@@ -7,7 +7,7 @@ use dist_collectives::algorithms::{recursive_doubling, ring};
 use dist_collectives::error::ReduceKind;
 use dist_collectives::tuning::{Algorithm, Operation};
 use dist_collectives::{
-    Communicator, CustomOp, Element, ElementType, Error, Located, ReduceOp, ReductionOrder,
+    Communicator, CustomOp, Element, ElementType, Error, IndexedValue, ReduceOp, ReductionOrder,
 };
 use dist_testkit::oracle;
 use dist_transport::Cause;
@@ -269,10 +269,10 @@ fn the_place_of_the_extreme_value_is_found(
 ) {
     fn check<T: Element>(comm: &mut Communicator, value: T, least: usize, greatest: usize) {
         let own = comm.rank() as u64;
-        let mut found = [Located::new(value, own)];
+        let mut found = [IndexedValue::new(value, own)];
         comm.all_reduce_with(&mut found, &CustomOp::min_loc()).unwrap();
         assert_eq!(found[0].index(), least as u64, "{found:?}");
-        let mut found = [Located::new(value, own)];
+        let mut found = [IndexedValue::new(value, own)];
         comm.all_reduce_with(&mut found, &CustomOp::max_loc()).unwrap();
         assert_eq!(found[0].index(), greatest as u64, "{found:?}");
     }
@@ -289,7 +289,7 @@ fn the_place_of_the_extreme_value_is_found(
 #[test]
 fn ties_go_to_the_lower_index_and_not_to_the_lower_rank() {
     let found = worlds::run(Network::Simulated, 3, |mut comm| {
-        let mut found = [Located::new(5_i32, 10 - comm.rank() as u64)];
+        let mut found = [IndexedValue::new(5_i32, 10 - comm.rank() as u64)];
         comm.all_reduce_with(&mut found, &CustomOp::min_loc()).unwrap();
         found[0].index()
     });

@@ -45,9 +45,10 @@ use crate::{
 ///
 /// # Overlap of communication
 ///
-/// Gradients lie in the buckets of a [`BucketPlan`]. During the backward of a step's last micro-batch, each bucket is
-/// reduced as soon as its last gradient is final, in the order of the plan. If a backward does not report a gradient,
-/// it counts as zero in this micro-batch. A parameter without a gradient in any micro-batch has no mean gradient.
+/// Gradients lie in the buckets of a [`BucketPlan`](crate::buckets::BucketPlan). During the backward of a step's last
+/// micro-batch, each bucket is reduced as soon as its last gradient is final, in the order of the plan. If a backward does
+/// not report a gradient, it counts as zero in this micro-batch. A parameter without a gradient in any micro-batch has no
+/// mean gradient.
 ///
 /// With a [hook](Self::with_hook), a worker thread compresses and sums the buckets, in the same order.
 ///
