@@ -285,6 +285,11 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
     /// processes, or as `RANK` and `WORLD_SIZE`.
     fn names_of_rank(&self) -> Option<[&'static str; 2]> {
         const NAMES: [&str; 2] = ["RANK", "WORLD_SIZE"];
+        // A pod of an Indexed Job of Kubernetes. The number of pods is in no variable, so the user sets WORLD_SIZE.
+        const INDEXED: [&str; 2] = ["JOB_COMPLETION_INDEX", "WORLD_SIZE"];
+        if self.get("RANK").is_none() && INDEXED.iter().all(|name| self.get(name).is_some()) {
+            return Some(INDEXED);
+        }
         if NAMES.iter().any(|name| self.get(name).is_some()) {
             return Some(NAMES);
         }
@@ -381,6 +386,8 @@ mod tests {
     #[case(&[("PMI_RANK", "1"), ("PMI_SIZE", "2")], 1, 2)]
     #[case(&[("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2")], 1, 2)]
     #[case::as_the_user_says(&[("PMI_RANK", "1"), ("PMI_SIZE", "2"), JOB[0], JOB[1]], 1, 4)]
+    #[case::a_pod(&[("JOB_COMPLETION_INDEX", "1"), ("WORLD_SIZE", "2")], 1, 2)]
+    #[case::a_pod_with_a_rank(&[("JOB_COMPLETION_INDEX", "0"), JOB[0], JOB[1]], 1, 4)]
     #[case::a_step_of_one(&[("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1")], 0, 1)]
     #[case::a_batch_script(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")], 0, 1)]
     fn other_launchers_say_it_in_their_own_words(
