@@ -284,7 +284,7 @@ pub enum Error {
         address: String,
     },
     /// A setting is missing from the environment.
-    #[error("{name} is not set: start the program with distctl run or torchrun, or give a Config")]
+    #[error("{name} is not set: {}", how_to_set(name))]
     MissingVariable {
         /// The environment variable.
         name: &'static str,
@@ -480,6 +480,21 @@ fn owner(user: Option<u32>) -> String {
     user.map_or_else(|| "an unknown user".to_owned(), |user| format!("user {user}"))
 }
 
+/// Says how a launcher sets a variable.
+fn how_to_set(name: &str) -> &'static str {
+    match name {
+        "MASTER_ADDR" | "MASTER_PORT" => {
+            "it is the address of rank 0's machine, or a port that is free there, the same on all ranks, as in \
+             `mpirun -x MASTER_ADDR=node0 -x MASTER_PORT=29500` (Open MPI), `mpiexec -genv MASTER_ADDR node0 -genv \
+             MASTER_PORT 29500` (MPICH) or `export` before srun; distctl run and torchrun set it"
+        }
+        "RANK" | "WORLD_SIZE" => {
+            "both are needed, on every rank: start the program with distctl run or torchrun, or give a Config"
+        }
+        _ => "start the program with distctl run or torchrun, or give a Config",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -504,6 +519,13 @@ mod tests {
                         if it only needs longer, set a longer time with set_timeout on every rank";
         assert_eq!(late(Activity::Receive), expected);
         assert!(late(Activity::Rendezvous).contains("Config::with_timeout"));
+    }
+
+    #[test]
+    fn a_missing_address_is_told_with_the_option_of_the_launcher() {
+        let message = Error::MissingVariable { name: "MASTER_ADDR" }.to_string();
+        assert!(message.starts_with("MASTER_ADDR is not set: "), "{message}");
+        assert!(message.contains("mpirun -x MASTER_ADDR=node0"), "{message}");
     }
 
     #[test]
