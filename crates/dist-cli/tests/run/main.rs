@@ -78,6 +78,14 @@ fn signal(child: &Child, signal: Signal) {
     kill_process(Pid::from_child(child), signal).unwrap();
 }
 
+/// Returns `true` if this process ignores a signal, as behind nohup. The processes that it starts then do so, too.
+fn is_ignored(signal: Signal) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let set = set.map_or(0, |set| u64::from_str_radix(set.trim(), 16).unwrap());
+    set >> (signal.as_raw() - 1) & 1 == 1
+}
+
 /// Returns when the process is gone.
 fn wait_until_gone(pid: &str) {
     let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();

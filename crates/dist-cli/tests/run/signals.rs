@@ -8,15 +8,9 @@ use dist_collectives::transport::Runtime;
 use rstest::rstest;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, kill_process_group, pidfd_open};
 
-use super::{behind, distctl, ends, first_lines, lines, running, shell_code, signal, wait_until_gone};
-
-/// Whether this process ignores a signal, as behind nohup, and so all that it starts.
-fn is_ignored(signal: Signal) -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let set = set.map_or(0, |set| u64::from_str_radix(set.trim(), 16).unwrap());
-    set >> (signal.as_raw() - 1) & 1 == 1
-}
+use super::{
+    behind, distctl, ends, first_lines, is_ignored, lines, running, shell_code, signal, wait_until_gone,
+};
 
 #[rstest]
 #[case(Signal::INT, "INT")]
