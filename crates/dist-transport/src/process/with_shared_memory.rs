@@ -341,7 +341,13 @@ impl ForwardingTransport for WithSharedMemory {
     }
 
     fn aborted(&self) -> Option<Abort> {
-        (*self.messages).aborted().or_else(|| self.host.as_ref()?.aborted())
+        let in_memory = self.host.as_ref().and_then(HostGroup::aborted);
+        // A rank of this host may have passed on what it saw in memory. The record in memory names the rank that
+        // aborted, the other one names the rank that passed it on.
+        let was_passed_on = |abort: &Abort| {
+            in_memory.as_ref().is_some_and(|original| abort.cause == Cause::gave_up(original))
+        };
+        (*self.messages).aborted().filter(|abort| !was_passed_on(abort)).or(in_memory)
     }
 
     fn traffic(&self) -> Traffic {
