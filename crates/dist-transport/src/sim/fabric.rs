@@ -2,7 +2,7 @@
 //!
 //! One lock guards it all. It is never held over a call that may run another thread.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -105,18 +105,18 @@ struct ForkRecord {
 
 #[derive(Debug)]
 pub(super) struct FabricState {
-    channels: HashMap<ChannelId, Vec<ChannelMember>>,
+    channels: BTreeMap<ChannelId, Vec<ChannelMember>>,
     /// The channel whose calls a channel of signals belongs to.
-    call_channels: HashMap<ChannelId, ChannelId>,
+    call_channels: BTreeMap<ChannelId, ChannelId>,
     /// The last announced calls, by channel and rank of the world.
     announced: BTreeMap<ChannelId, BTreeMap<usize, CallHistory>>,
     /// The channels on which ranks have waited, by communicator.
-    siblings: HashMap<u64, Vec<ChannelId>>,
+    siblings: BTreeMap<u64, Vec<ChannelId>>,
     /// The groups that the ranks of a channel have made by the fork with this number, until all have made it
     /// and agree.
-    made: HashMap<(ChannelId, u64), ForkRecord>,
+    made: BTreeMap<(ChannelId, u64), ForkRecord>,
     /// The fork that made each channel.
-    origins: HashMap<ChannelId, (ChannelId, u64)>,
+    origins: BTreeMap<ChannelId, (ChannelId, u64)>,
     /// The number of transports that each rank of the world still has.
     transports: Vec<usize>,
     pub(super) control: Control,
@@ -167,7 +167,7 @@ impl SimFabric {
         random: SplitMix64,
     ) -> Self {
         let world_size = links.hosts.len();
-        let (channels, call_channels) = (HashMap::new(), HashMap::new());
+        let (channels, call_channels) = (BTreeMap::new(), BTreeMap::new());
         let (transports, conditions) = (vec![0; world_size], NetworkConditions::default());
         let control = Control::new(&links.hosts, coordinator);
         let injector = FaultInjector { faults, operations: vec![0; world_size], ..FaultInjector::default() };
@@ -176,9 +176,9 @@ impl SimFabric {
             channels,
             call_channels,
             announced: BTreeMap::new(),
-            siblings: HashMap::new(),
-            made: HashMap::new(),
-            origins: HashMap::new(),
+            siblings: BTreeMap::new(),
+            made: BTreeMap::new(),
+            origins: BTreeMap::new(),
             transports,
             control,
             store: StoreState::default(),
