@@ -1,10 +1,10 @@
-//! Where to meet: a host and a port.
+//! The address of a rendezvous: a host and a port.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A host, by name or number, and a port there.
+/// A host, by name or IP address, and a port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Address {
     pub(crate) host: String,
@@ -12,7 +12,7 @@ pub(crate) struct Address {
 }
 
 impl Address {
-    /// What stands for one, as in `node0:29500`, `10.0.0.1:29500` or `[fd00::1]:29500`.
+    /// Parses an address such as `node0:29500`, `10.0.0.1:29500` or `[fd00::1]:29500`.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let wrong = || "this is not a host and a port, as in node0:29500 or [fd00::1]:29500".to_owned();
         let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
@@ -20,7 +20,7 @@ impl Address {
         let port = port.parse().ok().filter(|&port| port > 0).ok_or_else(wrong)?;
         match bare.unwrap_or(host) {
             "" => Err(wrong()),
-            // Without brackets nobody can tell where the host ends.
+            // Without brackets, an IPv6 address and a port are ambiguous.
             host if bare.is_none() && host.contains(':') => Err(wrong()),
             host => Ok(Self { host: host.to_owned(), port }),
         }

@@ -1,4 +1,4 @@
-//! What can go wrong in `distctl` itself.
+//! Errors of `distctl` itself.
 
 use std::collections::TryReserveError;
 use std::ffi::OsString;
@@ -9,78 +9,78 @@ use std::time::Duration;
 
 use crate::run::Stream;
 
-/// What can go wrong in `distctl` itself; what happens to a rank is in its exit code.
+/// An error of `distctl` itself. The failure of a rank is not an error but an exit code.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum Error {
-    /// The program is not there.
+    /// There is no such program.
     #[error("cannot start {program:?}: there is no such file{}", if *.on_path { " in the folders of PATH" } else { "" })]
     NoProgram { program: OsString, on_path: bool },
-    /// The program is no program.
+    /// The file cannot be executed.
     #[error("cannot start {program:?}: {reason}")]
     Program { program: OsString, reason: &'static str },
-    /// The system would not start the process of a rank.
+    /// The operating system failed to create the process of a rank.
     #[error("cannot start {program:?} as rank {rank}")]
     Start { program: OsString, rank: usize, source: io::Error },
-    /// A rank's process could not become the program.
+    /// `exec` of the program failed.
     #[error("cannot start {program:?}")]
     Exec { program: OsString, source: io::Error },
-    /// The process that has started this one was gone before this one could ask to be told of that.
-    #[error("the process that has started this one is gone")]
+    /// The parent process ended before this process could register to be notified of its death.
+    #[error("the parent process has ended")]
     Orphan,
-    /// The system would not start the launcher.
+    /// The operating system failed to create the launcher process.
     #[error("cannot start the launcher")]
     Launcher(#[source] io::Error),
-    /// The launcher would run out of descriptors.
+    /// The launcher needs more file descriptors than its limit allows.
     #[error(
-        "{ranks} ranks take {needed} open files of distctl, which may have {limit}: raise the limit (ulimit -Hn {needed})"
+        "distctl needs {needed} open files for {ranks} ranks, and its limit is {limit}: raise the limit (ulimit -Hn {needed})"
     )]
     Files { ranks: usize, needed: u64, limit: u64 },
-    /// No thread to watch a process with.
+    /// The operating system failed to create a thread.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
-    /// Signals cannot be caught.
+    /// The signal handlers could not be installed.
     #[error("cannot watch for signals")]
     Signals(#[source] io::Error),
-    /// A process cannot be waited for.
+    /// `wait` for a process failed.
     #[error("cannot wait for a process")]
     Wait(#[source] io::Error),
-    /// Processes are still there after SIGKILL.
-    #[error("these processes do not end, even when killed: {pids:?}")]
+    /// Processes still exist after SIGKILL.
+    #[error("these processes did not end after SIGKILL: {pids:?}")]
     Unkillable { pids: Vec<i32> },
-    /// The file with the job's secret cannot be made.
+    /// The file for the job's secret cannot be written.
     #[error("cannot write the job's secret to {}", path.display())]
     SecretFile { path: PathBuf, source: io::Error },
-    /// The logs cannot be written.
-    #[error("cannot keep logs in {}", folder.display())]
+    /// The log files cannot be written.
+    #[error("cannot write logs to {}", folder.display())]
     LogFolder { folder: PathBuf, source: io::Error },
-    /// What a rank prints cannot be read.
-    #[error("cannot read what rank {rank} prints")]
+    /// The output of a rank cannot be read.
+    #[error("cannot read the output of rank {rank}")]
     Printed { rank: usize, source: io::Error },
-    /// What the ranks print cannot be passed on.
+    /// The output of the ranks cannot be forwarded.
     #[error("cannot write the {stream}")]
     Forward { stream: Stream, source: io::Error },
-    /// The system would not start ssh.
+    /// The operating system failed to start ssh.
     #[error("cannot start {command:?} for host {host}")]
     Ssh { command: String, host: String, source: io::Error },
-    /// A host was not reached.
+    /// ssh could not connect to a host.
     #[error(
         "cannot reach host {host} by {command:?}: {said}. Check that this command works without a password: {command} {host} true"
     )]
     HostUnreachable { host: String, command: String, said: String },
-    /// A host has no `distctl` where it is looked for.
+    /// A host has no `distctl` at the expected path.
     #[error("host {host} has no {distctl}: {said}. Install distctl {} there, or say with --remote-distctl where it is", env!("CARGO_PKG_VERSION"))]
     NoDistctl { host: String, distctl: String, said: String },
     /// A host has another version of `distctl`.
     #[error("host {host} has distctl {theirs}, and this is {}: install the same version on all hosts", env!("CARGO_PKG_VERSION"))]
     HostVersion { host: String, theirs: String },
-    /// A host was reached and did not answer.
+    /// `distctl` on a host did not answer, although ssh may have connected.
     #[error("host {host} did not answer within {} s{said}. Check that {command:?} asks no question there", limit.as_secs())]
     HostSilent { host: String, command: String, limit: Duration, said: String },
-    /// A host was reached, and `distctl` ended there before it could take part.
+    /// `distctl` on a host ended before it joined the job.
     #[error("distctl on host {host} ended at once: {said}")]
     HostEnded { host: String, said: String },
-    /// The first host was reached by an address that other hosts do not reach.
+    /// The address by which this host reached the first host does not work from another host.
     #[error(
         "host {first} was reached at {address}, where {other} cannot reach it: name it by an address of its network, or give one with --rdzv"
     )]
@@ -91,49 +91,49 @@ pub(crate) enum Error {
     /// A host cannot change to the working directory.
     #[error("cannot change to the folder {}", folder.display())]
     Folder { folder: PathBuf, source: io::Error },
-    /// What a host is told is unreadable.
-    #[error("cannot read what this host is to do")]
+    /// The instructions for a host cannot be read.
+    #[error("cannot read the instructions for this host")]
     Orders(#[source] io::Error),
-    /// Arguments that make no sense together.
+    /// Arguments that contradict each other, or that the operation does not support.
     #[error("{0}")]
     Usage(String),
-    /// A file that was named cannot be read.
+    /// An input file cannot be read.
     #[error("cannot read {}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    /// A file that was named cannot be written.
+    /// An output file cannot be written.
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: io::Error },
-    /// A line of a file with links is none.
+    /// A line of an input file cannot be parsed.
     #[error("{}, line {line}: {reason}", path.display())]
     Line { path: PathBuf, line: usize, reason: String },
-    /// A file with what was measured has something else in it.
-    #[error("{} is no model of a network: {reason}", path.display())]
+    /// The file is not a model of a network.
+    #[error("{} is not a model of a network: {reason}", path.display())]
     Model { path: PathBuf, reason: String },
-    /// Where this program is cannot be found out.
+    /// The path of this program cannot be determined.
     #[error("cannot find the file of this program")]
     OwnProgram(#[source] io::Error),
-    /// What is to be measured needs more than there is.
-    #[error("there is no memory for {bytes} bytes")]
+    /// There is not enough memory for a measurement.
+    #[error("cannot allocate {bytes} bytes")]
     Memory { bytes: usize, source: TryReserveError },
-    /// Nobody takes the results.
+    /// The results cannot be written.
     #[error("cannot write the results")]
     Output(#[source] io::Error),
-    /// A collective.
+    /// A collective failed.
     #[error(transparent)]
     Collective(#[from] dist_collectives::Error),
-    /// Schedules that cannot be predicted.
+    /// The schedules cannot be predicted.
     #[error(transparent)]
     Prediction(#[from] dist_predict::Error),
-    /// A pipeline schedule that cannot be done.
+    /// The pipeline schedule cannot be executed.
     #[error(transparent)]
     Pipeline(#[from] dist_parallel::pipeline::Flaw),
-    /// Coordinator, secret or connections.
+    /// The job could not be joined: coordinator, secret or connections.
     #[error(transparent)]
     Transport(#[from] dist_transport::Error),
 }
 
 impl Error {
-    /// The error and what led to it, on one line.
+    /// Returns the error and its causes on one line.
     pub(crate) fn with_causes(&self) -> String {
         let mut text = self.to_string();
         let mut source = std::error::Error::source(self);
@@ -144,14 +144,14 @@ impl Error {
         text
     }
 
-    /// Whether nobody reads what is printed, as behind `head`: no failure, and nothing to say.
+    /// Returns `true` if the reader of the output has closed it, as `head` does. That is not reported.
     pub(crate) fn is_unread(&self) -> bool {
         let (Self::Output(source) | Self::Forward { source, .. }) = self else { return false };
         source.kind() == io::ErrorKind::BrokenPipe
     }
 
-    /// As shells have it: 127 for a program that is not there, 126 for one that cannot be started, 128 and SIGPIPE for one
-    /// whose reader has left.
+    /// Returns the exit code, by the conventions of shells: 127 if the program does not exist, 126 if it
+    /// cannot be started, 128 + SIGPIPE if the reader of the output has closed it.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             _ if self.is_unread() => 128 + 13,

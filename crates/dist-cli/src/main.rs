@@ -71,7 +71,8 @@ enum Command {
     },
 }
 
-/// What is logged unless `DIST_LOG` says otherwise. Why a job ended is told anyway.
+/// Log filter if `DIST_LOG` is not set. It drops the coordinator's warnings, because `distctl` prints the
+/// reason why a job ended in any case.
 const WORDS: &str = "warn,dist_transport::coordinator=error";
 
 fn main() -> ExitCode {
@@ -113,7 +114,7 @@ fn end_with(error: &Error) -> ExitCode {
     ExitCode::from(error.exit_code())
 }
 
-/// Prints help, or what is wrong with the arguments. On a terminal clap does it, in colours.
+/// Prints help, or an error in the arguments. On a terminal clap prints it, in colours.
 fn told_by_clap(error: &clap::Error) -> ExitCode {
     let is_terminal =
         if error.use_stderr() { io::stderr().is_terminal() } else { io::stdout().is_terminal() };
@@ -122,19 +123,19 @@ fn told_by_clap(error: &clap::Error) -> ExitCode {
     }
     let text = error.render().to_string();
     if error.use_stderr() {
-        // When nobody listens, nobody has to be told.
+        // If stderr is closed, the message is lost.
         let _ = write(io::stderr().lock(), text.as_bytes());
         return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(u8::MAX));
     }
     print(&text).map_or_else(|error| end_with(&error), |()| ExitCode::SUCCESS)
 }
 
-/// What `DIST_LOG` says is to be logged, or else the usual.
+/// Returns the log filter from `DIST_LOG`, or the default.
 fn filter() -> EnvFilter {
     let usual = || EnvFilter::new(WORDS);
     let Some(wanted) = std::env::var_os("DIST_LOG") else { return usual() };
     EnvFilter::try_new(wanted.to_string_lossy()).unwrap_or_else(|error| {
-        // The process that started this one has said it.
+        // The launcher has already reported it.
         if !Config::is_in_env() && !run::is_launcher() {
             say(&format!("DIST_LOG={wanted:?} is ignored: {error}"));
         }

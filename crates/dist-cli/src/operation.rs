@@ -1,22 +1,22 @@
-//! What is measured and predicted: collectives, and single messages between two ranks.
+//! Operations that are measured and predicted: collectives, and single messages between two ranks.
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use dist_collectives::tuning::Operation;
 
 use crate::parse::{possible_value, same_name};
 
-/// Reads the name of a collective that there are algorithms of.
+/// Returns the parser of the name of a collective.
 pub(crate) fn collective() -> impl TypedValueParser<Value = Operation> {
     let names = collectives().map(Operation::name).map(possible_value);
     PossibleValuesParser::new(names).map(|name| parse(&name).expect("it is one of the names"))
 }
 
-/// The collective of this name, if there are algorithms of it.
+/// Returns the collective with this name, if there are algorithms for it.
 pub(crate) fn parse(name: &str) -> Option<Operation> {
     collectives().find(|operation| same_name(operation.name(), name))
 }
 
-/// All that there are algorithms of. An exclusive scan is measured and predicted as a scan.
+/// Iterates over the collectives that have algorithms. An exclusive scan is measured and predicted as a scan.
 pub(crate) fn collectives() -> impl Iterator<Item = Operation> {
     let has_algorithms = |operation: &Operation| operation.algorithms().next().is_some();
     Operation::ALL
@@ -25,7 +25,8 @@ pub(crate) fn collectives() -> impl Iterator<Item = Operation> {
         .filter(|&operation| operation != Operation::ExclusiveScan)
 }
 
-/// By what the bytes per second of a rank's input are multiplied to give those on its link.
+/// Returns the ratio of bus bandwidth to algorithm bandwidth: multiplied with a rank's input bytes per
+/// second, it gives the bytes per second on the rank's link.
 pub(crate) fn bus_factor(operation: Operation, world_size: usize) -> f64 {
     let n = world_size as f64;
     match operation {
@@ -36,21 +37,21 @@ pub(crate) fn bus_factor(operation: Operation, world_size: usize) -> f64 {
     }
 }
 
-/// Messages between ranks 0 and 1, without any algorithm.
+/// Messages between ranks 0 and 1, without a collective algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Messages {
-    /// To each other at the same time.
+    /// Both ranks send to each other at the same time.
     SendRecv,
-    /// To rank 1 and back.
+    /// Rank 0 sends to rank 1, which sends back.
     PingPong,
-    /// To rank 1, one after the other.
+    /// Rank 0 sends several messages to rank 1, one after the other.
     Stream,
 }
 
 impl Messages {
     pub(crate) const ALL: [Self; 3] = [Self::SendRecv, Self::PingPong, Self::Stream];
 
-    /// The name in lines and arguments.
+    /// Returns the name in output and arguments.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::SendRecv => "sendrecv",
@@ -63,7 +64,7 @@ impl Messages {
         Self::ALL.into_iter().find(|messages| same_name(messages.name(), name))
     }
 
-    /// Those of one call that follow one another; the time is that of one.
+    /// Returns the number of consecutive messages in one call. The reported time is that of one message.
     pub(crate) const fn trips(self) -> u32 {
         match self {
             Self::SendRecv => 1,

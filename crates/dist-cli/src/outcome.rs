@@ -1,4 +1,4 @@
-//! How a job, or the command that was asked for, ended.
+//! The result of a job or command.
 
 use std::process::ExitCode;
 
@@ -6,33 +6,34 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::output::say;
 
-/// How it ended, if nothing went wrong in `distctl` itself.
+/// The result of a job or command, if no error occurred in `distctl` itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Every rank returned 0, or nothing was found to be wrong.
+    /// Every rank returned 0, or no fault was found.
     Success,
-    /// The exit code to pass on.
+    /// The exit code of `distctl`.
     Code(u8),
     /// The job was stopped before its end.
     Stopped {
-        /// The exit code to pass on; 0 if every rank returned 0 all the same.
+        /// The exit code of `distctl`; 0 if every rank returned 0 although the job was stopped.
         code: u8,
-        /// What stopped it.
+        /// The reason.
         by: Stop,
     },
 }
 
-/// What stopped a job.
+/// The reason why a job was stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// A signal that `distctl` was sent.
+    /// `distctl` received this signal.
     Signal(i32),
-    /// Its output could not be written; the exit code that says why.
+    /// The output could not be written; the exit code that reports this.
     Output(u8),
 }
 
 impl Stop {
-    /// The exit code of a job that this stopped. For a signal it is the one that a shell reports.
+    /// Returns the exit code of a job that was stopped for this reason. For a signal it is the one that a
+    /// shell reports.
     pub(crate) fn code(self) -> u8 {
         match self {
             Self::Signal(signal) => u8::try_from(128 + signal).unwrap_or(u8::MAX),
@@ -42,8 +43,8 @@ impl Stop {
 }
 
 impl Outcome {
-    /// The outcome of a job with the exit code of its first failure, if a rank failed, and what stopped it, if
-    /// anything did.
+    /// Returns the outcome of a job, from the exit code of the first failed rank and the reason why the job
+    /// was stopped.
     pub(crate) fn of_job(code: Option<u8>, stopped: Option<Stop>) -> Self {
         match (code, stopped) {
             (None, None) => Self::Success,
@@ -62,8 +63,8 @@ impl Outcome {
 
     /// Ends this process by the signal that stopped the job, or returns its exit code.
     ///
-    /// A shell ends a loop of commands only if the signal itself has ended one of them. If every rank returned 0 all the
-    /// same, the signal was a request that the program has fulfilled, and the exit code is 0.
+    /// A shell ends a loop of commands only if a signal ended one of them. If every rank returned 0, the
+    /// program has handled the signal as a request, and the exit code is 0.
     pub(crate) fn end(self) -> ExitCode {
         match self {
             Self::Stopped { code, by: Stop::Signal(signal) } if code != 0 => {
@@ -75,9 +76,9 @@ impl Outcome {
     }
 }
 
-/// Ends this process by a signal, as if it had not been handled. Returns if that is impossible.
+/// Ends this process by a signal with its default action. Returns if that is impossible.
 fn end_by(signal: i32) {
-    // SIGQUIT would leave a memory image, which is of no use to anybody.
+    // SIGQUIT would write a core dump, which is of no use.
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), ..getrlimit(Resource::Core) });
     if let Err(error) = signal_hook::low_level::emulate_default_handler(signal) {
         say(&format!("cannot end by signal {signal}: {error}"));

@@ -1,4 +1,5 @@
-//! What this process prints: all of it, also where whoever shares its output has made that non-blocking.
+//! Output of this process. It is written completely, also to a file description that another process has made
+//! non-blocking.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -7,24 +8,24 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::Error;
 
-/// Prints what was asked for.
+/// Prints a result to stdout.
 pub(crate) fn print(text: &str) -> Result<(), Error> {
     write(io::stdout().lock(), text.as_bytes()).map_err(Error::Output)
 }
 
-/// Says something beside it.
+/// Prints a message to stderr.
 pub(crate) fn say(text: &str) {
-    // When nobody listens, nobody has to be told.
+    // If stderr is closed, the message is lost.
     let _ = write(io::stderr().lock(), format!("distctl: {text}\n").as_bytes());
 }
 
-/// Writes all bytes, and leaves none of them in a buffer.
+/// Writes all bytes and flushes them.
 pub(crate) fn write(to: impl Write + AsFd, bytes: &[u8]) -> io::Result<()> {
     let mut to = Patient(to);
     to.write_all(bytes).and_then(|()| to.flush())
 }
 
-/// What waits, where there is no room, until there is.
+/// A writer that waits until its file can be written, instead of failing with `WouldBlock`.
 #[derive(Debug)]
 pub(crate) struct Patient<W>(pub(crate) W);
 

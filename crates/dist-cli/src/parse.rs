@@ -1,4 +1,4 @@
-//! Values of arguments.
+//! Parsers of argument values.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -7,28 +7,28 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use dist_collectives::{DType, ReduceOp, ReductionOrder};
 use dist_transport::process::Medium;
 
-/// A number of ranks that one machine can run.
+/// Parses a number of ranks that one machine can run.
 pub(crate) fn ranks(text: &str) -> Result<usize, String> {
     count(text, "ranks", 1..=RANKS_MAX)
 }
 
-/// A number of ranks that have somebody to talk to.
+/// Parses a number of ranks, at least 2.
 pub(crate) fn several_ranks(text: &str) -> Result<usize, String> {
     count(text, "ranks", 2..=RANKS_MAX)
 }
 
-/// A number of machines.
+/// Parses a number of machines.
 pub(crate) fn nodes(text: &str) -> Result<usize, String> {
     count(text, "machines", 1..=NODES_MAX)
 }
 
-/// How many there are of something.
+/// Parses a number of `things` in a range.
 pub(crate) fn count(text: &str, things: &str, range: RangeInclusive<usize>) -> Result<usize, String> {
     let count = text.parse().ok().filter(|count| range.contains(count));
     count.ok_or_else(|| format!("this is not a number of {things} from {} to {}", range.start(), range.end()))
 }
 
-/// What messages go through.
+/// The transport of messages.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 pub(crate) enum TransportName {
     Auto,
@@ -46,19 +46,20 @@ impl TransportName {
     }
 }
 
-/// With as many ranks on each as there may be, there are no more than a world can have.
+/// With the maximum number of ranks on each machine, this gives the largest possible world.
 const NODES_MAX: usize = 1 << 19;
 
-/// What a machine may be asked to start: a guard against a slip of the finger.
+/// Maximum number of ranks on one machine. It protects against typing errors.
 const RANKS_MAX: usize = 4096;
 
-/// A length of time in seconds, with a fraction if need be.
+/// Parses a duration in seconds, with or without a fraction.
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     seconds.ok_or_else(|| "this is not a number of seconds, as in 0, 5 or 0.25".to_owned())
 }
 
-/// A number of bytes, in units of 2^10, 2^20, 2^30 or 2^40 if K, M, G or T follows, alone, in small letters or as `KiB`.
+/// Parses a number of bytes. A unit of 2^10, 2^20, 2^30 or 2^40 may follow: `K`, `M`, `G` or `T`, in either
+/// case, or `KiB` …
 pub(crate) fn bytes(text: &str) -> Result<usize, String> {
     let unit_start = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(unit_start);
@@ -74,7 +75,7 @@ pub(crate) fn bytes(text: &str) -> Result<usize, String> {
         _ => return Err(SIZE.to_owned()),
     };
     let number: usize = digits.parse().map_err(|_| SIZE.to_owned())?;
-    number.checked_mul(1 << shift).ok_or_else(|| "this is more than there is memory for".to_owned())
+    number.checked_mul(1 << shift).ok_or_else(|| "this size is too large".to_owned())
 }
 
 const SIZE: &str = "a size is a whole number, as in 8, 64K, 1M, 1MiB or 2G";
@@ -97,14 +98,14 @@ pub(crate) fn same_name(a: &str, b: &str) -> bool {
     abbreviation(a) == abbreviation(b)
 }
 
-/// A name, which the help lists, and its other spellings, which it does not.
+/// Returns a name that the help lists, with its other spellings, which the help does not list.
 pub(crate) fn possible_value(name: &'static str) -> PossibleValue {
     let spellings = [name.replace('_', "-"), name.replace('_', "")];
     let aliases = spellings.into_iter().filter(|spelling| spelling != name);
     PossibleValue::new(name).aliases(aliases.collect::<std::collections::BTreeSet<_>>())
 }
 
-/// One of these names, which the help lists.
+/// Returns a parser of one of these names, which the help lists.
 fn named<T: Clone + Send + Sync + 'static, const N: usize>(
     names: [&'static str; N],
     parse: fn(&str) -> Option<T>,

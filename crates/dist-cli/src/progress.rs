@@ -1,4 +1,4 @@
-//! What this process is doing, said on stderr if it takes long.
+//! Progress messages on stderr for commands that take long.
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use dist_transport::runtime::{Mailbox, Unavailable};
 use crate::Error;
 use crate::output;
 
-/// How long a command may be silent. The time doubles with each line, up to [`BETWEEN_MAX`].
+/// Time before the first message. The interval doubles with each message, up to [`BETWEEN_MAX`].
 const SILENT_MAX: Duration = Duration::from_secs(2);
-/// How long it is silent at most between two lines.
+/// Maximum interval between two messages.
 const BETWEEN_MAX: Duration = Duration::from_secs(60);
 
-/// Says again and again what is being done, and for how long the command has run, until it is dropped.
+/// A thread that periodically prints the current activity and the elapsed time, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Progress(Mailbox<String>);
 
 impl Progress {
-    /// Nothing is said before something is [being done](Self::doing).
+    /// Starts the thread. It prints nothing before the first call of [`doing`](Self::doing).
     pub(crate) fn start() -> Result<Self, Error> {
         Self::start_with(SILENT_MAX, |words| output::say(&words))
     }
@@ -50,7 +50,7 @@ impl Progress {
         Ok(Self(mailbox))
     }
 
-    /// Notes what is being done from now on.
+    /// Sets the current activity.
     pub(crate) fn doing(&self, what: impl Into<String>) {
         self.0.send(what.into());
     }

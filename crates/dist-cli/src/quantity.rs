@@ -1,6 +1,6 @@
 //! Times, speeds and sizes as people write them.
 
-/// A time: `25us`, `1.5ms`, `2s`, `300ns`. In seconds.
+/// Parses a time such as `25us`, `1.5ms`, `2s` or `300ns`. Returns seconds.
 pub(crate) fn time(text: &str) -> Result<f64, String> {
     const UNITS: [(&str, f64); 4] = [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0)];
     let seconds = scaled(text, &UNITS).ok_or("a time is a number and a unit, as in 25us, 1.5ms or 2s")?;
@@ -11,10 +11,11 @@ pub(crate) fn time(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Longer than anyone waits, and short enough that a sum of many is a number.
+/// Maximum time in seconds. The sum of many such times is still finite.
 const TIME_MAX: f64 = 1e9;
 
-/// A speed: `10Gbps` and `100Mbps` in bits, `1.2GB/s` and `500MB/s` in bytes. In seconds per byte.
+/// Parses a speed in bits such as `10Gbps` or `100Mbps`, or in bytes such as `1.2GB/s` or `500MB/s`. Returns
+/// seconds per byte.
 pub(crate) fn speed(text: &str) -> Result<f64, String> {
     const UNITS: [(&str, f64); 8] = [
         ("Kbps", 125.0),
@@ -35,14 +36,14 @@ pub(crate) fn speed(text: &str) -> Result<f64, String> {
 }
 
 fn scaled(text: &str, units: &[(&str, f64)]) -> Option<f64> {
-    // The longest unit that fits: `ms` is not `s`.
+    // The longest matching unit wins: `ms` also ends with `s`.
     let fits = units.iter().filter(|(unit, _)| text.ends_with(unit));
     let (unit, scale) = fits.max_by_key(|(unit, _)| unit.len())?;
     let number: f64 = text[..text.len() - unit.len()].trim_end().parse().ok()?;
     Some(number * scale)
 }
 
-/// A time for people, with three digits that count.
+/// Formats a time with three significant digits.
 pub(crate) fn show_time(seconds: f64) -> String {
     let (value, unit) = match seconds {
         s if s >= 1.0 => (s, "s"),
@@ -57,7 +58,7 @@ pub(crate) fn show_time(seconds: f64) -> String {
     format!("{value:.digits$} {unit}")
 }
 
-/// A number of bytes for people.
+/// Formats a number of bytes with a binary unit.
 pub(crate) fn show_bytes(bytes: u64) -> String {
     const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let unit = (bytes.max(1).ilog2() / 10) as usize;
@@ -66,7 +67,7 @@ pub(crate) fn show_bytes(bytes: u64) -> String {
     if whole { format!("{value:.0} {}", UNITS[unit]) } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
-/// A number with so many digits behind the point.
+/// Rounds to this number of decimal places.
 pub(crate) fn rounded(value: f64, digits: i32) -> f64 {
     let scale = 10_f64.powi(digits);
     (value * scale).round() / scale

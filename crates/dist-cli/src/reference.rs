@@ -1,4 +1,5 @@
-//! What is generated from the argument parser: shell completions, man pages, and the reference page of the guide.
+//! Output that is generated from the argument parser: shell completions, man pages, and the reference page of
+//! the guide.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -70,36 +71,36 @@ pub(crate) fn man(mut parser: Command, arguments: &ManArguments) -> Result<Outco
     Ok(Outcome::Success)
 }
 
-/// The manual page of one command.
+/// Returns the manual page of one command.
 fn page(command: &Command) -> Result<String, Error> {
     let mut page = Vec::new();
     clap_mangen::Man::new(command.clone()).title(dashed(command)).render(&mut page).map_err(Error::Output)?;
     Ok(String::from_utf8_lossy(&page).into_owned())
 }
 
-/// The name of a command's manual page, as `distctl-sim-train`.
+/// Returns the name of a command's manual page, such as `distctl-sim-train`.
 fn dashed(command: &Command) -> String {
     full_name(command).replace(' ', "-")
 }
 
-/// The words that call a command, as `distctl sim train`.
+/// Returns the words that call a command, such as `distctl sim train`.
 fn full_name(command: &Command) -> &str {
     command.get_bin_name().unwrap_or_else(|| command.get_name())
 }
 
-/// A command and all below it that help lists, in order.
+/// Returns a command and all its visible subcommands, in order.
 fn commands(command: &Command) -> Vec<&Command> {
     let below = command.get_subcommands().filter(|below| !below.is_hide_set() && below.get_name() != "help");
     std::iter::once(command).chain(below.flat_map(commands)).collect()
 }
 
-/// Prints the page of the guide.
+/// Prints the reference page of the guide.
 pub(crate) fn markdown(parser: Command) -> Result<Outcome, Error> {
     print(&reference(parser))?;
     Ok(Outcome::Success)
 }
 
-/// The page of the guide that lists every command and its options.
+/// Returns the reference page of the guide, which lists every command and its options.
 fn reference(mut parser: Command) -> String {
     parser.build();
     let mut text = "# distctl: commands and options\n\n\
@@ -127,7 +128,7 @@ fn about(command: &Command) -> String {
     command.get_about().map(|about| cell(&about.to_string())).unwrap_or_default()
 }
 
-/// The heading, the usage, the options and the variables of one command.
+/// Appends the heading, the usage, the options and the variables of one command.
 fn section(text: &mut String, command: &Command) {
     let usage = command.clone().render_usage().to_string();
     let usage = usage.trim_start_matches("Usage: ").lines().map(str::trim).collect::<Vec<_>>().join("\n");
@@ -151,7 +152,7 @@ fn section(text: &mut String, command: &Command) {
     }
 }
 
-/// How an argument is written, as `-n`, `--ranks N`.
+/// Returns the syntax of an argument, such as `-n`, `--ranks N`.
 fn written(argument: &Arg) -> String {
     let values = argument.get_value_names().unwrap_or_default();
     let values = values.iter().map(|name| format!("{name}")).collect::<Vec<_>>().join(" ");
@@ -165,7 +166,7 @@ fn written(argument: &Arg) -> String {
     if named.is_empty() { format!("`{values}`") } else { named.join(", ") }
 }
 
-/// What an argument means, and the values that it can have.
+/// Returns the help of an argument and its possible values.
 fn meaning(argument: &Arg) -> String {
     let help = argument.get_help().map(|help| cell(&help.to_string())).unwrap_or_default();
     let is_switch = !argument.get_action().takes_values();
@@ -181,7 +182,7 @@ fn meaning(argument: &Arg) -> String {
     if values.is_empty() { help } else { format!("{help}: {}", values.join(", ")) }
 }
 
-/// Text that a cell of a table can hold.
+/// Escapes text for a cell of a Markdown table.
 fn cell(text: &str) -> String {
     let text = text.strip_suffix('.').filter(|text| !text.ends_with('.')).unwrap_or(text);
     text.replace('\n', " ").replace('|', "\\|").replace('<', "&lt;")
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reference_page_is_what_the_parser_says() {
+    fn the_reference_page_is_up_to_date_with_the_parser() {
         let page = include_str!("../../../docs/book/src/distctl.md");
         assert!(reference(parser()) == page, "docs/book/src/distctl.md is old: run cargo xtask book --write");
     }
@@ -237,7 +238,7 @@ mod tests {
         assert!(!verify.contains("DIST_SECRET_FILE") && verify.contains("DIST_LOG"), "{verify}");
     }
 
-    /// The arguments of every `distctl` that a console of the guide or the front page shows.
+    /// Returns the arguments of every `distctl` command in a console block of the guide or of the README.
     fn shown(page: &str) -> Vec<Vec<String>> {
         let mut consoles = page.split("```console\n").skip(1).filter_map(|rest| rest.split("```").next());
         let lines = consoles.by_ref().flat_map(|console| {
@@ -248,7 +249,7 @@ mod tests {
         commands.flat_map(|command| distctls(&command)).collect()
     }
 
-    /// The arguments of each `distctl` of a command line, also of one that another one starts.
+    /// Returns the arguments of each `distctl` call in a command line, nested calls included.
     fn distctls(command: &str) -> Vec<Vec<String>> {
         let words: Vec<_> =
             command.split_whitespace().map(|word| word.trim_matches(['\'', '"']).to_owned()).collect();
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn every_distctl_command_of_the_guide_can_be_typed() {
+    fn every_distctl_command_of_the_guide_parses() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let pages = fs::read_dir(root.join("docs/book/src")).unwrap().map(|entry| entry.unwrap().path());
         let pages = pages.filter(|path| path.extension().is_some_and(|end| end == "md"));
@@ -268,7 +269,7 @@ mod tests {
             for words in shown(&fs::read_to_string(&path).unwrap()) {
                 count += 1;
                 let parsed = parser().try_get_matches_from(&words);
-                // Help and the version are printed as errors of this kind, with success.
+                // clap reports help and the version as errors of this kind that do not go to stderr.
                 if let Err(error) = parsed.map_err(|error| error.use_stderr().then(|| error.to_string())) {
                     assert!(error.is_none(), "{}: {}: {}", path.display(), words.join(" "), error.unwrap());
                 }

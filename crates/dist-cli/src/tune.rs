@@ -1,4 +1,4 @@
-//! `distctl tune`: what messages take here, measured anew and kept.
+//! `distctl tune`: measures the costs of messages on this machine again and stores them.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// The fields and their order are a contract with whoever reads them.
+/// The JSON output. Its fields and their order are a stable contract.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
     transport: &'static str,
@@ -31,14 +31,17 @@ struct Line<'a> {
     round_ps: u64,
     byte_ps: u64,
     reduced_byte_ps: u64,
-    /// Where they are kept, if they are.
+    /// The file that stores the costs, if any.
     file: Option<&'a Path>,
 }
 
-/// Measures the job that this process is a rank of; alone, starts one.
+/// Measures in the job of which this process is a rank. Outside a job, starts one.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
-    let kept =
-        |_| CostCache::for_user().ok_or_else(|| Error::Usage("DIST_COSTS=off keeps no costs".to_owned()));
+    let kept = |_| {
+        CostCache::for_user().ok_or_else(|| {
+            Error::Usage("DIST_COSTS=off disables the file of costs: unset it to use distctl tune".to_owned())
+        })
+    };
     in_a_job(arguments.ranks, kept, |config, kept| measure(arguments, config, &kept))
 }
 

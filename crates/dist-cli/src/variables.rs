@@ -8,16 +8,16 @@ pub(crate) struct Variable {
     reader: Reader,
 }
 
-/// Who reads a variable.
+/// The processes that read a variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reader {
-    /// Every rank that joins a job: of `run`, `bench`, `tune`, `doctor` and `chaos`.
+    /// Every rank that joins a job of `run`, `bench`, `tune`, `doctor` or `chaos`.
     Ranks,
-    /// `distctl run`, which sets it again for its ranks.
+    /// `distctl run`, which sets it for its ranks.
     Run,
     /// Every command.
     Everything,
-    /// Programs only, when a launcher has set it.
+    /// Only programs, if a launcher has set it.
     Programs,
 }
 
@@ -88,7 +88,7 @@ pub(crate) const VARIABLES: [Variable; 12] = [
 /// Commands whose ranks join a job.
 const WITH_RANKS: [&str; 5] = ["run", "bench", "tune", "doctor", "chaos"];
 
-/// Returns the variables that a command reads, the ranks that it starts included.
+/// Returns the variables that a command or its ranks read.
 pub(crate) fn read_by(command: &str) -> impl Iterator<Item = &'static Variable> {
     VARIABLES.iter().filter(move |variable| match variable.reader {
         Reader::Ranks => WITH_RANKS.contains(&command),

@@ -1,4 +1,4 @@
-//! `distctl bench` as a person uses it: points measured and checked between real processes.
+//! `distctl bench` as a user runs it: points are measured and checked between real processes.
 #![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
 
 mod documented;
@@ -14,7 +14,7 @@ fn distctl(arguments: &str) -> Output {
     command.args(arguments.split_whitespace()).output().unwrap()
 }
 
-/// What stderr says but for progress, which a busy machine may have it say.
+/// Returns stderr without progress messages, which appear on a busy machine.
 fn told(output: &Output) -> String {
     let is_progress = |line: &&str| {
         let seconds = line.strip_prefix("distctl: ").and_then(|line| line.split_once(" s: "));
@@ -53,7 +53,7 @@ fn lines(arguments: &str) -> Vec<Value> {
 #[case("pingpong", &[8, 1024])]
 #[case("stream", &[8, 1024])]
 #[case("sendrecv", &[8, 1024])]
-fn each_point_gives_a_line_that_was_checked(#[case] what: &str, #[case] bytes: &[u64]) {
+fn each_point_is_a_checked_line(#[case] what: &str, #[case] bytes: &[u64]) {
     let lines = lines(&format!("bench {what} --ranks 3 --bytes 8,1K --check --json"));
     assert_eq!(lines.iter().map(|line| line["bytes"].as_u64().unwrap()).collect::<Vec<_>>(), bytes);
     for line in &lines {
@@ -72,7 +72,7 @@ fn each_point_gives_a_line_that_was_checked(#[case] what: &str, #[case] bytes: &
 }
 
 #[test]
-fn what_tune_measures_is_kept_for_the_next_run() {
+fn measured_costs_are_stored_for_the_next_run() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("costs");
     let distctl = |arguments: &str| {
@@ -87,11 +87,11 @@ fn what_tune_measures_is_kept_for_the_next_run() {
     let kept = std::fs::read_to_string(&file).unwrap();
     let costs = ["round_ps", "byte_ps", "reduced_byte_ps"].map(|field| measured[field].to_string()).join(" ");
     assert_eq!(kept.lines().last(), Some(format!("shm 3 1 {costs}").as_str()));
-    // What nothing is quicker than is not measured again.
+    // These costs cannot be measured: a new measurement would change the file.
     let quickest = kept.replace(&costs, "1 1 1");
     std::fs::write(&file, &quickest).unwrap();
     distctl("bench barrier --ranks 3");
-    assert_eq!(std::fs::read_to_string(&file).unwrap(), quickest, "measured once is enough");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), quickest, "the stored costs are measured again");
     assert!(
         String::from_utf8(distctl("tune")).unwrap().starts_with("2 ranks, transport shm: a round takes ")
     );
@@ -100,7 +100,7 @@ fn what_tune_measures_is_kept_for_the_next_run() {
 #[rstest]
 #[case(0, false)]
 #[case(1, true)]
-fn rank_0_says_whether_costs_are_measured(#[case] off: usize, #[case] measured: bool) {
+fn rank_0_decides_whether_costs_are_measured(#[case] off: usize, #[case] measured: bool) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("costs");
     let program = env!("CARGO_BIN_EXE_distctl");
@@ -113,7 +113,7 @@ fn rank_0_says_whether_costs_are_measured(#[case] off: usize, #[case] measured: 
 }
 
 #[test]
-fn costs_that_cannot_be_kept_are_not_said_to_be() {
+fn costs_that_cannot_be_written_are_reported_without_a_file() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("costs");
     std::fs::write(&file, "something else").unwrap();
@@ -131,14 +131,18 @@ fn costs_that_cannot_be_kept_are_not_said_to_be() {
 #[case("bench barrier")]
 #[case("doctor")]
 #[case("tune")]
-fn another_number_of_ranks_than_the_jobs_is_refused(#[case] command: &str) {
+fn a_number_of_ranks_that_contradicts_the_job_is_rejected(#[case] command: &str) {
     let program = env!("CARGO_BIN_EXE_distctl");
     let arguments = format!("run -n 2 -- {program} {command} -n 3");
     let mut launcher = Command::new(program);
     launcher.args(arguments.split_whitespace()).env_remove("DIST_COSTS");
     let output = launcher.env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR")).output().unwrap();
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("--ranks 3 inside a job of 2"), "{output:?}");
+    assert!(
+        String::from_utf8_lossy(&output.stderr)
+            .contains("--ranks 3 contradicts the size of the current job, 2"),
+        "{output:?}"
+    );
 }
 
 #[test]
@@ -158,20 +162,23 @@ fn without_json_there_is_a_table() {
 }
 
 #[rstest]
-#[case("bench all_reduce --dtype i32 --op mean", "mean is not for i32")]
-#[case("bench scan --op mean", "there is no scan with mean")]
-#[case("bench all_reduce --bytes 6", "6 bytes are no whole number of f32")]
+#[case("bench all_reduce --dtype i32 --op mean", "mean does not support i32")]
+#[case("bench scan --op mean", "scan does not support mean")]
+#[case("bench all_reduce --bytes 6", "6 bytes are not a whole number of f32 elements")]
 #[case("bench all_reduce --bytes 1.5M", "a size is a whole number")]
 #[case("bench all_reduce --dtype f8", "[possible values: f32, f64, ")]
 #[case("bench all_reduce --op avg", "[possible values: sum, mean, ")]
 #[case("bench all_reduce --order some", "[possible values: canonical, any]")]
-#[case("bench all_reduce --algorithm best", "is done by auto, recursive_doubling, ")]
+#[case("bench all_reduce --algorithm best", "has the algorithms auto, recursive_doubling, ")]
 #[case("bench all_reduce --ranks 3 --algorithm ring", "ring does not reduce in canonical order on 3 ranks")]
 #[case("bench pingpong --ranks 1", "pingpong needs 2 ranks")]
-#[case("bench all_gather --ranks 5 --bytes 4294967296G", "bytes of each of 5 ranks are too many")]
-#[case("bench all_reduce --ranks 200 --dtype bf16 --check", "the sum of 200 ranks is not exact in bf16")]
+#[case("bench all_gather --ranks 5 --bytes 4294967296G", "bytes for each of 5 ranks are too many")]
+#[case(
+    "bench all_reduce --ranks 200 --dtype bf16 --check",
+    "--check needs exact results, and sum over 200 ranks is not exact in bf16"
+)]
 #[case("bench all_reduce --transport carrier_pigeon", "possible values: auto, tcp, shm")]
-fn what_makes_no_sense_is_said_once_and_before_anything_starts(#[case] arguments: &str, #[case] words: &str) {
+fn invalid_arguments_are_reported_once_before_anything_starts(#[case] arguments: &str, #[case] words: &str) {
     let output = distctl(arguments);
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{text}");
@@ -179,10 +186,10 @@ fn what_makes_no_sense_is_said_once_and_before_anything_starts(#[case] arguments
 }
 
 #[test]
-fn a_buffer_that_no_memory_holds_is_refused() {
+fn a_buffer_that_exceeds_the_memory_is_rejected() {
     let output = distctl("bench all_reduce --ranks 1 --bytes 9999999G");
     assert_eq!(output.status.code(), Some(1));
     let told = String::from_utf8(output.stderr).unwrap();
-    let words = "there is no memory for 10737417166258176 bytes";
+    let words = "cannot allocate 10737417166258176 bytes";
     assert!(told.contains(words) && !told.contains("panicked"), "{told}");
 }

@@ -1,4 +1,4 @@
-//! `distctl chaos` as a person uses it: real processes, real signals.
+//! `distctl chaos` as a user runs it: real processes, real signals.
 #![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
 
 mod documented;
@@ -13,12 +13,12 @@ use serde_json::Value;
 
 fn chaos(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_distctl"));
-    // Where tests may leave things.
+    // A folder for files that a killed test leaves behind.
     command.env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR"));
     command.arg("chaos").args(arguments).output().unwrap()
 }
 
-/// What stderr says but for progress, which a busy machine may have it say.
+/// Returns stderr without progress messages, which appear on a busy machine.
 fn told(output: &Output) -> String {
     let is_progress = |line: &&str| {
         let seconds = line.strip_prefix("distctl: ").and_then(|line| line.split_once(" s: "));
@@ -31,7 +31,7 @@ fn told(output: &Output) -> String {
 #[rstest]
 #[case("tcp")]
 #[case("auto")]
-fn everybody_hears_of_every_fault(#[case] transport: &str) {
+fn every_other_rank_detects_every_fault(#[case] transport: &str) {
     let output =
         chaos(&["--ranks", "3", "--faults", "10", "--seed", "7", "--transport", transport, "--json"]);
     assert!(output.status.success(), "{output:?}");
@@ -60,33 +60,36 @@ fn a_table_has_a_row_for_each_kind_of_fault() {
 }
 
 #[test]
-fn nobody_hears_of_a_fault_in_a_world_of_one() {
+fn a_world_of_one_rank_is_rejected() {
     let output = chaos(&["--ranks", "1"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("ranks from 2 to 4096"), "{output:?}");
 }
 
 #[test]
-fn only_the_rank_of_a_job_is_a_victim() {
+fn a_fault_outside_a_job_is_rejected() {
     let output = chaos(&["--fault", "3"]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("--faults says how many"), "{output:?}");
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("--faults sets the number of jobs"),
+        "{output:?}"
+    );
 }
 
 #[test]
-fn a_signal_ends_it_all_and_not_only_the_job_of_the_moment() {
+fn a_signal_ends_the_whole_run_and_not_only_the_current_job() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_distctl"));
     command.env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR"));
     command.args(["chaos", "--ranks", "2", "--faults", "40", "--json"]).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut output = BufReader::new(child.stdout.take().unwrap());
-    // The first job is over, so that there was one whose signals nobody watches any more.
+    // The first job is over, so that the signal must also reach later jobs.
     output.read_line(&mut String::new()).unwrap();
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     let mut rest = String::new();
     output.read_to_string(&mut rest).unwrap();
     assert_eq!(child.wait().unwrap().signal(), Some(Signal::TERM.as_raw()));
-    // What was found until then is told.
+    // The faults until then are reported.
     let last = rest.lines().last().unwrap();
     let all: Value = serde_json::from_str(last).unwrap();
     let faults = all["faults"].as_u64().unwrap();

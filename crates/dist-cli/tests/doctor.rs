@@ -1,4 +1,4 @@
-//! `distctl doctor` as a person uses it.
+//! `distctl doctor` as a user runs it.
 #![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
 
 mod documented;
@@ -14,7 +14,7 @@ fn doctor(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     command.arg("doctor").args(arguments).envs(variables.iter().copied()).output().unwrap()
 }
 
-/// What was found under this name, and with which advice, rank by rank.
+/// Returns the findings of a check: rank, text and advice.
 fn found(output: &Output, check: &str) -> Vec<(u64, String, Option<String>)> {
     assert!(output.status.success(), "{output:?}");
     let lines = std::str::from_utf8(&output.stdout).unwrap().lines();
@@ -32,7 +32,7 @@ fn found(output: &Output, check: &str) -> Vec<(u64, String, Option<String>)> {
 #[rstest]
 #[case("auto", "share no memory", "by memory", false)]
 #[case("tcp", "reach", "by TCP", true)]
-fn ranks_tell_how_they_reach_each_other(
+fn the_medium_between_ranks_is_reported(
     #[case] transport: &str,
     #[case] not_found: &str,
     #[case] way: &str,
@@ -51,7 +51,7 @@ fn ranks_tell_how_they_reach_each_other(
 
 #[cfg(target_os = "linux")]
 #[test]
-fn what_could_be_better_comes_with_advice() {
+fn a_finding_that_can_be_improved_has_advice() {
     let variables = [("DIST_SHM_CMA", "off"), ("DIST_TRANSPRT", "tcp")];
     let output = doctor(&["--json"], &variables);
     let [(0, memory, Some(advice))] = &found(&output, "memory")[..] else { panic!("{output:?}") };
@@ -63,7 +63,7 @@ fn what_could_be_better_comes_with_advice() {
 }
 
 #[test]
-fn a_job_that_cannot_be_is_an_error() {
+fn an_invalid_variable_is_an_error() {
     let output = doctor(&[], &[("DIST_TRANSPORT", "pigeon")]);
     assert_eq!(output.status.code(), Some(1));
     assert!(

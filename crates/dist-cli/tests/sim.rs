@@ -1,4 +1,4 @@
-//! `distctl sim` as a person uses it.
+//! `distctl sim` as a user runs it.
 #![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
 
 mod documented;
@@ -13,7 +13,7 @@ fn distctl(arguments: &str) -> Output {
     command.args(arguments.split_whitespace()).output().unwrap()
 }
 
-/// What stderr says but for progress, which a busy machine may have it say.
+/// Returns stderr without progress messages, which appear on a busy machine.
 fn told(output: &Output) -> String {
     let is_progress = |line: &&str| {
         let seconds = line.strip_prefix("distctl: ").and_then(|line| line.split_once(" s: "));
@@ -35,9 +35,9 @@ fn lines(arguments: &str) -> Vec<Value> {
     text(arguments).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// A ring of 16 ranks, 64 MiB: 30 rounds of 4 MiB at 1.25 GB/s, 25 us and twice 2 us.
+/// A ring of 16 ranks with 64 MiB has 30 rounds of 4 MiB at 1.25 GB/s, 25 us and twice 2 us.
 #[test]
-fn a_prediction_is_what_can_be_computed_by_hand() {
+fn a_prediction_agrees_with_a_calculation_by_hand() {
     let lines = lines("sim all_reduce --ranks 16 --bytes 64M --algorithm ring --json");
     let [line] = &lines[..] else { panic!("{lines:?}") };
     let expected = 30.0 * (25.0 + 2.0 * 2.0 + 4_194_304.0 / 1250.0);
@@ -58,7 +58,7 @@ fn a_prediction_is_what_can_be_computed_by_hand() {
 #[case("scatter")]
 #[case("scan")]
 #[case("barrier")]
-fn every_operation_has_its_algorithms_side_by_side(#[case] operation: &str) {
+fn all_algorithms_of_an_operation_are_predicted(#[case] operation: &str) {
     for ranks in [1, 2, 6, 16] {
         let lines = lines(&format!("sim {operation} --ranks {ranks} --bytes 4K --json"));
         let count = |field: &str| lines.iter().filter(|line| line[field] == true).count();
@@ -71,7 +71,7 @@ fn every_operation_has_its_algorithms_side_by_side(#[case] operation: &str) {
 }
 
 #[test]
-fn the_lines_and_the_table_are_those_that_are_documented() {
+fn lines_and_table_agree_with_the_documentation() {
     let arguments =
         "sim all_reduce --ranks 8 --hosts 2 --bytes 1M --straggler 3:+1ms --algorithm two_level/parts/ring";
     insta::assert_snapshot!(text(&format!("{arguments} --json")), @r#"{"op":"all_reduce","ranks":8,"hosts":2,"bytes":1048576,"algorithm":"two_level/parts/ring","order":"canonical","chosen":false,"fastest":true,"engine":"queues","predicted_us":2444.363,"algbw_GBps":0.429,"busbw_GBps":0.7507,"rounds":null,"sent_max_bytes":1835008,"sent_total_bytes":14680064,"host_sent_max_bytes":1048576,"skipped":null}"#);
@@ -83,7 +83,7 @@ fn the_lines_and_the_table_are_those_that_are_documented() {
     documented::check("distctl sim OP", &lines(&format!("{arguments} --json"))[0]);
 }
 
-/// Eight ranks in two racks: the last round goes through the link of a rack four times at once.
+/// Eight ranks in two racks: in the last round, four messages take the link of a rack at once.
 #[test]
 fn hosts_of_a_rack_share_its_link() {
     let racks = "--racks 2 --rack-latency 100us --rack-bandwidth 10Gbps";
@@ -98,11 +98,11 @@ fn hosts_of_a_rack_share_its_link() {
     assert!(text(&format!("{arguments} {racks}")).contains("8 ranks on 8 hosts in 2 racks\n"));
     let memory = "sim train --params 1M --compute 1ms --strategy hybrid --ranks 8 --hosts 4 --json";
     let step = |racks: &str| lines(&format!("{memory} {racks}")).remove(0)["step_ms"].as_f64().unwrap();
-    assert!(step(racks) > step("") + 0.1, "what goes across hosts goes across racks");
+    assert!(step(racks) > step("") + 0.1, "messages between hosts are also between racks");
 }
 
 #[test]
-fn steps_of_training_are_those_that_are_documented() {
+fn training_steps_agree_with_the_documentation() {
     let arguments = "sim train --params 1M --compute 10ms --ranks 4 --strategy fsdp --units 4";
     insta::assert_snapshot!(text(&format!("{arguments} --json")), @r#"{"strategy":"fsdp","ranks":4,"hosts":4,"params":1000000,"collectives":11,"compute_ms":10.0,"step_ms":11.37,"exposed_ms":1.37,"communication_ms":7.454,"efficiency":0.8795,"memory_bytes":7000000,"sent_max_bytes":8250000,"skipped":null}"#);
     insta::assert_snapshot!(text(arguments), @r"
@@ -113,9 +113,9 @@ fn steps_of_training_are_those_that_are_documented() {
     documented::check("distctl sim train", &lines(&format!("{arguments} --json"))[0]);
 }
 
-/// A hundred million parameters in buckets of 25 MiB: the last bucket is ready when nothing is left to compute.
+/// 100 million parameters in buckets of 25 MiB: the last bucket is ready when all computation has ended.
 #[test]
-fn what_of_a_step_is_exposed_can_be_computed_by_hand() {
+fn exposed_communication_agrees_with_a_calculation_by_hand() {
     let step = |arguments: &str| lines(&format!("sim train --params 100M --json {arguments}")).remove(0);
     let number = |line: &Value, field: &str| line[field].as_f64().unwrap();
     let alone = step("--compute 120ms --ranks 1");
@@ -128,15 +128,15 @@ fn what_of_a_step_is_exposed_can_be_computed_by_hand() {
     // Very short computing hides nothing.
     let short = step("--compute 1ns --ranks 2");
     assert!(number(&short, "exposed_ms") / number(&short, "communication_ms") > 0.999, "{short}");
-    // Sharding moves half as much again.
+    // Sharding moves 1.5 times as many bytes.
     let sharded = step("--compute 1ns --ranks 16 --strategy fsdp --latency 0s --overhead 0s --order any");
     let reduced = step("--compute 1ns --ranks 16 --strategy ddp --latency 0s --overhead 0s --order any");
     let ratio = number(&sharded, "sent_max_bytes") / number(&reduced, "sent_max_bytes");
     assert!((ratio - 1.5).abs() < 0.05, "{ratio}");
 }
 
-/// P bytes of parameters on N ranks, k micro-batches each: what a rank sends is in units of (N − 1) / N · P. The unit that
-/// the forward ends with is not gathered again for the backward.
+/// With P bytes of parameters on N ranks and k micro-batches on each, sent bytes are in units of (N − 1) / N
+/// · P. The last unit of the forward is not gathered again for the backward.
 #[rstest]
 #[case("ddp", 1, 2.0)]
 #[case("ddp", 3, 2.0)]
@@ -145,7 +145,7 @@ fn what_of_a_step_is_exposed_can_be_computed_by_hand() {
 #[case("zero2", 3, 1.0 + 3.0)]
 #[case("fsdp --units 64", 1, 3.0 - 1.0 / 64.0)]
 #[case("fsdp --units 64", 3, 3.0 * (3.0 - 1.0 / 64.0))]
-fn strategies_send_what_their_formulas_say(
+fn sent_bytes_agree_with_the_formulas(
     #[case] strategy: &str,
     #[case] micro_batches: u32,
     #[case] times: f64,
@@ -160,12 +160,12 @@ fn strategies_send_what_their_formulas_say(
     assert!((sent / expected - 1.0).abs() < 1e-6, "{sent} for {expected}: {line}");
 }
 
-/// Each of them took hours.
+/// A simulation of each of these steps would take hours.
 #[rstest]
 #[case("--strategy ddp --params 7B --bucket-bytes 1")]
 #[case("--strategy zero2 --params 1B --bucket-bytes 1M --micro-batches 4096")]
 #[case("--strategy fsdp --params 1B --units 10000 --micro-batches 4096")]
-fn steps_of_more_collectives_than_are_followed_are_skipped(#[case] arguments: &str) {
+fn steps_with_too_many_collectives_are_skipped(#[case] arguments: &str) {
     let line = lines(&format!("sim train {arguments} --compute 1s --ranks 2 --json")).remove(0);
     assert_eq!(
         (&line["step_ms"], &line["skipped"]),
@@ -177,7 +177,7 @@ fn steps_of_more_collectives_than_are_followed_are_skipped(#[case] arguments: &s
 #[rstest]
 #[case("--bucket-bytes 0", "a bucket has at least one byte")]
 #[case("--units 10001", "this is not a number of units from 1 to 10000")]
-fn a_model_is_cut_into_some_and_not_too_many(#[case] option: &str, #[case] words: &str) {
+fn bucket_size_and_number_of_units_are_limited(#[case] option: &str, #[case] words: &str) {
     let output = distctl(&format!("sim train --params 1M --compute 1s {option}"));
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     assert!(String::from_utf8(output.stderr).unwrap().contains(words));
@@ -194,7 +194,7 @@ fn efficiency_over_ranks_is_drawn() {
 }
 
 #[test]
-fn steps_of_a_pipeline_are_those_that_are_documented() {
+fn pipeline_steps_agree_with_the_documentation() {
     let arguments = "sim pipeline --stages 3 --micro-batches 4 --weight-gradient 2ms";
     insta::assert_snapshot!(text(&format!("{arguments} --json")), @r#"{"schedule":"1f1b","ranks":3,"stages":3,"micro_batches":4,"step_ms":24.0,"computing_ms":48.0,"bubble":0.5,"bubble_formula":0.5,"kept":[3,2,1],"kept_formula":[3,2,1],"messages":16}"#);
     insta::assert_snapshot!(text(arguments), @r"
@@ -220,12 +220,12 @@ fn pipelines_are_compared_and_drawn_in_one_picture() {
     assert_eq!([&lines[0]["step_ms"], &lines[1]["step_ms"]], [57.0, 51.0]);
     assert_eq!([&lines[0]["bubble_formula"], &lines[1]["bubble_formula"]], [0.1875, 0.0625]);
     let svg = std::fs::read_to_string(file).unwrap();
-    // Forward and backward, or forward and both halves, of 8 micro-batches in 8 stages.
+    // Forward and backward, or forward and two halves of the backward, of 8 micro-batches in 8 stages.
     assert_eq!(svg.matches("<title>").count(), (2 + 3) * 64);
 }
 
 #[test]
-fn measurements_stand_beside_predictions() {
+fn measurements_are_compared_with_predictions() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).display().to_string();
     let measured: String = [(8, 20.0), (1 << 20, 400.0)]
@@ -248,10 +248,10 @@ fn measurements_stand_beside_predictions() {
 }
 
 #[rstest]
-#[case("tcp ring, shm ring", "", "through tcp in some of these lines and through shm in others")]
-#[case("shm direct/staged", "--pace-to F --fit-to", "--fit-to: none of these lines is of messages")]
-#[case("shm ring", "--pace-to", "--pace-to: none of these lines is of a direct schedule")]
-fn lines_that_nothing_can_be_fitted_to_are_refused(
+#[case("tcp ring, shm ring", "", "measured over tcp and others over shm")]
+#[case("shm direct/staged", "--pace-to F --fit-to", "--fit-to: none of these lines measures messages")]
+#[case("shm ring", "--pace-to", "--pace-to: none of these lines measures a direct schedule")]
+fn lines_without_data_for_a_fit_are_rejected(
     #[case] measured: &str,
     #[case] option: &str,
     #[case] words: &str,
@@ -273,7 +273,7 @@ fn lines_that_nothing_can_be_fitted_to_are_refused(
 }
 
 #[test]
-fn a_line_of_more_ranks_than_there_are_is_refused() {
+fn a_line_with_too_many_ranks_is_rejected() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("measured").display().to_string();
     let line = r#"{"op":"all_reduce","ranks":1000000000000,"bytes":8,"median_us":5,"algorithm":"ring"}"#;
@@ -284,7 +284,7 @@ fn a_line_of_more_ranks_than_there_are_is_refused() {
 }
 
 #[test]
-fn direct_schedules_stand_beside_those_of_messages_where_a_pace_is_known() {
+fn direct_schedules_are_predicted_from_the_costs_of_shared_memory() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).display().to_string();
     let measured: String = [("one_shot", 8, 0.2), ("staged", 65_536, 4.0), ("staged", 1 << 20, 50.0)]
@@ -313,11 +313,15 @@ fn direct_schedules_stand_beside_those_of_messages_where_a_pace_is_known() {
     assert!(on_a_host.iter().any(|line| line["algorithm"] == "ring"), "messages are predicted too");
     let one = lines(&format!("{predict} --ranks 2 --hosts 1 --algorithm direct/one_shot"));
     assert_eq!(one.len(), 1);
-    assert_eq!(lines(&format!("{predict} --ranks 2")).iter().filter(direct).count(), 0, "two hosts");
+    assert_eq!(
+        lines(&format!("{predict} --ranks 2")).iter().filter(direct).count(),
+        0,
+        "direct schedules between two hosts"
+    );
 }
 
 #[test]
-fn the_engine_is_the_one_that_the_network_needs() {
+fn the_engine_depends_on_the_network() {
     let engine = |arguments: &str| {
         let lines = lines(&format!("sim all_reduce {arguments} --json"));
         lines[0]["engine"].as_str().unwrap().to_owned()
@@ -336,10 +340,7 @@ fn the_engine_is_the_one_that_the_network_needs() {
 #[case("broadcast", &["two_level/binomial", "two_level/chain"])]
 #[case("reduce", &["two_level/binomial"])]
 #[case("barrier", &["two_level/dissemination"])]
-fn where_ranks_share_hosts_there_are_algorithms_of_two_levels(
-    #[case] operation: &str,
-    #[case] names: &[&str],
-) {
+fn ranks_that_share_hosts_have_two_level_algorithms(#[case] operation: &str, #[case] names: &[&str]) {
     let on_hosts = lines(&format!("sim {operation} --ranks 8 --hosts 2 --bytes 64K --json"));
     let alone = lines(&format!("sim {operation} --ranks 8 --bytes 64K --json"));
     for name in names {
@@ -351,7 +352,7 @@ fn where_ranks_share_hosts_there_are_algorithms_of_two_levels(
 }
 
 #[test]
-fn what_cannot_be_followed_is_skipped_and_says_so() {
+fn a_schedule_with_too_many_steps_is_skipped_with_the_reason() {
     let lines = lines("sim all_reduce --ranks 100000 --straggler 5:x3 --algorithm ring --json");
     let skipped = lines[0]["skipped"].as_str().unwrap();
     assert!(skipped.contains("more than 500000000 steps"), "{skipped}");
@@ -360,7 +361,7 @@ fn what_cannot_be_followed_is_skipped_and_says_so() {
 }
 
 #[test]
-fn files_give_links_and_what_was_measured() {
+fn links_and_costs_are_read_from_files() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).display().to_string();
     std::fs::write(path("links"), "# to the other building\n0-1 50ms 100Mbps\n").unwrap();
@@ -378,7 +379,7 @@ fn files_give_links_and_what_was_measured() {
     for (more, us) in [("", 10.0), (r#","call_us":7"#, 17.0)] {
         std::fs::write(path("model"), format!("{fitted}{more}}}")).unwrap();
         let got = 1e6 * seconds(&format!("--ranks 4 --model {}", path("model")));
-        assert!((got - us).abs() < 1e-3, "what a collective costs beside its messages counts once: {got}");
+        assert!((got - us).abs() < 1e-3, "the cost of a call is not added once: {got}");
     }
 }
 
@@ -403,13 +404,13 @@ fn files_give_links_and_what_was_measured() {
 #[case("sim pipeline --stages 0 --micro-batches 4", "not a number of stages from 1 to")]
 #[case("sim all_reduce --ranks 0", "not a number of ranks from 1 to")]
 #[case("sim all_reduce --ranks 99999999", "not a number of ranks from 1 to 10000000")]
-#[case("sim all_reduce --ranks 8 --hosts 3", "8 ranks are not equally many on 3 hosts")]
-#[case("sim all_reduce --ranks 8 --hosts 4 --racks 3", "4 hosts are not equally many in 3 racks")]
+#[case("sim all_reduce --ranks 8 --hosts 3", "8 ranks cannot be divided equally over 3 hosts")]
+#[case("sim all_reduce --ranks 8 --hosts 4 --racks 3", "4 hosts cannot be divided equally over 3 racks")]
 #[case("sim all_reduce --ranks 8 --latency 5", "a time is a number and a unit")]
 #[case("sim all_reduce --ranks 8 --bandwidth 10G", "a speed is a number and a unit")]
-#[case("sim all_reduce --ranks 8 --algorithm star", "is done by all, auto, recursive_doubling, ")]
-#[case("sim all_reduce --ranks 8 --straggler 8:x2", "there is no rank 8 among 8")]
-#[case("sim all_reduce --ranks 8 --straggler 7", "a straggler is a rank and how late or slow it is")]
+#[case("sim all_reduce --ranks 8 --algorithm star", "has the algorithms all, auto, recursive_doubling, ")]
+#[case("sim all_reduce --ranks 8 --straggler 8:x2", "there is no rank 8: the 8 ranks")]
+#[case("sim all_reduce --ranks 8 --straggler 7", "a straggler is a rank with a delay or a factor")]
 #[case("sim pipeline --stages 3 --micro-batches 4 --schedule zbv", "3 stages on 1 ranks: zbv has 2 on each")]
 #[case("sim pipeline --stages 1 --micro-batches 4 --schedule zbv", "1 stages on 1 ranks: zbv has 2 on each")]
 #[case(
@@ -422,28 +423,28 @@ fn files_give_links_and_what_was_measured() {
 )]
 #[case("sim pipeline --stages 4 --micro-batches 10000000", "cannot make a pipeline schedule of 4 ranks")]
 #[case("sim pipeline --stages 4 --micro-batches 30000 --svg picture", "--svg draws at most 100000 pairs")]
-#[case("sim pipeline --stages 4 --micro-batches 4 --schedule 2f2b", "it is one of gpipe, 1f1b, ")]
-#[case("sim all_gather --ranks 10000000 --bytes 1G", "bytes of each of 10000000 ranks are too many")]
-#[case("sim all_reduce --ranks 8 --bytes 9999999G", "bytes of each of 8 ranks are too many")]
-fn what_makes_no_sense_is_said_once(#[case] arguments: &str, #[case] words: &str) {
+#[case("sim pipeline --stages 4 --micro-batches 4 --schedule 2f2b", "a schedule is one of gpipe, 1f1b, ")]
+#[case("sim all_gather --ranks 10000000 --bytes 1G", "bytes for each of 10000000 ranks are too many")]
+#[case("sim all_reduce --ranks 8 --bytes 9999999G", "bytes for each of 8 ranks are too many")]
+fn invalid_arguments_are_reported_once(#[case] arguments: &str, #[case] words: &str) {
     let output = distctl(arguments);
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert_eq!(text.matches(words).count(), 1, "{text}");
 }
 
-/// Links between hosts that no message takes.
+/// The links between hosts are not used.
 #[rstest]
 #[case("--latency 1ms", "halving_doubling")]
 #[case("--local-latency 1ms", "recursive_doubling")]
-fn on_one_host_the_choice_goes_by_the_links_within(#[case] link: &str, #[case] algorithm: &str) {
+fn on_one_host_the_choice_depends_on_local_links(#[case] link: &str, #[case] algorithm: &str) {
     let lines = lines(&format!("sim all_reduce --ranks 8 --hosts 1 --bytes 64K --json {link}"));
     let chosen: Vec<_> = lines.iter().filter(|line| line["chosen"] == true).collect();
     assert!(chosen.len() == 1 && chosen[0]["algorithm"] == algorithm, "{chosen:?}");
 }
 
 #[test]
-fn what_was_measured_on_one_host_counts_for_hybrid_training_too() {
+fn a_model_of_one_host_applies_to_hybrid_training() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("model").display().to_string();
     let sending = |latency_us: f64| {
@@ -454,14 +455,14 @@ fn what_was_measured_on_one_host_counts_for_hybrid_training_too() {
         let train = "sim train --params 1M --compute 1ms --ranks 4 --hosts 1 --strategy hybrid --json";
         lines(&format!("{train} --model {file}"))[0]["communication_ms"].as_f64().unwrap()
     };
-    // A second for each message.
+    // Each message takes one second.
     assert!(sending(1e6) - sending(0.0) > 1000.0);
 }
 
 #[rstest]
-#[case("--links", "0-9 1ms 1Gbps", "line 1: there is no host 9 among 8")]
-#[case("--model", "{}", "is no model of a network: missing field")]
-fn a_file_that_makes_no_sense_is_named(#[case] option: &str, #[case] content: &str, #[case] words: &str) {
+#[case("--links", "0-9 1ms 1Gbps", "line 1: there is no host 9: the 8 hosts")]
+#[case("--model", "{}", "is not a model of a network: missing field")]
+fn an_invalid_file_is_named(#[case] option: &str, #[case] content: &str, #[case] words: &str) {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("file");
     std::fs::write(&file, content).unwrap();

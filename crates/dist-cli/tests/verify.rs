@@ -1,4 +1,4 @@
-//! `distctl verify` as a person uses it.
+//! `distctl verify` as a user runs it.
 #![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
 
 mod documented;
@@ -46,7 +46,7 @@ fn every_algorithm_has_a_line_and_mutants_come_last() {
 }
 
 #[test]
-fn a_bound_that_leaves_nothing_to_change_is_refused() {
+fn a_bound_without_a_schedule_to_mutate_is_rejected() {
     let output = verify(&["--max-ranks", "1"]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     let text = String::from_utf8(output.stderr).unwrap();

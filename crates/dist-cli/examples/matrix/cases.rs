@@ -10,7 +10,7 @@ use dist_collectives::{DType, ReduceOp, ReductionOrder};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Case {
     pub(crate) action: Action,
-    /// `None` if the library chooses, or if there is only one.
+    /// `None` if the library chooses, or if the operation has only one.
     pub(crate) algorithm: Option<Algorithm>,
     pub(crate) order: ReductionOrder,
     pub(crate) dtype: DType,

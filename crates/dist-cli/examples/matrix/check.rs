@@ -1,4 +1,4 @@
-//! One case after the other: inputs, the call, and the oracle's word on the result.
+//! Runs cases: inputs, the call, and the comparison with the oracle.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -13,32 +13,32 @@ use num_traits::FromPrimitive;
 use crate::BoxError;
 use crate::cases::{Action, Case};
 
-/// Buffers longer than this repeat themselves, so that the oracle's work stays small. It is a prime, so that no
-/// chunk border ever falls onto the same place of the pattern.
+/// Period of the contents of long buffers, so that the oracle's work stays small. It is a prime number, so
+/// that no two chunk boundaries have the same offset in the pattern.
 const PERIOD: usize = 4099;
 const PRIME: usize = 1009;
 const LARGE_BYTES: usize = 1 << 20;
 
-/// An element of the matrix.
+/// An element type of the matrix.
 trait Probe: Element + Number + FromPrimitive {}
 impl<T: Element + Number + FromPrimitive> Probe for T {}
 
-/// Checks cases of one world; what the oracle has said once is remembered.
+/// Runs the cases of one world. The oracle's results are cached.
 pub(crate) struct Checker {
     world_size: usize,
     known: HashMap<Question, Box<dyn Any>>,
 }
 
-/// What the oracle is asked: type, operation, kind of input, whose contributions, length.
+/// The key of an oracle result: type, operation, kind of input, contributing ranks, length.
 type Question = (DType, ReduceKind, Inputs, Vec<usize>, usize);
 
-/// What a rank got, and what it must have got.
+/// The result of a rank and the expected result.
 type Answer<T> = (Vec<T>, Vec<T>);
 
-/// What the ranks put in.
+/// The inputs of the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Inputs {
-    /// Numbers of all kinds, whose reduction depends on the order.
+    /// Values whose reduction depends on the order.
     Rough,
     /// 1 and 2, whose reduction is exact in any order.
     Exact,
@@ -51,7 +51,7 @@ impl Inputs {
         if in_order || !case.action.reduces() { Self::Rough } else { Self::Exact }
     }
 
-    /// One rank's input.
+    /// Returns the input of one rank without repetition.
     fn sample<T: Probe>(self, rank: usize, len: usize) -> Vec<T> {
         match self {
             Self::Rough => oracle::sample(1, rank, len),
@@ -62,7 +62,7 @@ impl Inputs {
         }
     }
 
-    /// A rank's input, repeated to its length.
+    /// Returns the input of a rank, repeated to its length.
     fn long<T: Probe>(self, rank: usize, len: usize) -> Vec<T> {
         repeated(&self.sample(rank, len.min(PERIOD)), len)
     }
@@ -77,7 +77,7 @@ impl Checker {
         Self { world_size, known: HashMap::new() }
     }
 
-    /// The lengths that a case is tried with: elements of one rank's buffer, or of its part of one.
+    /// Returns the lengths of a case: elements of one rank's buffer, or of its part.
     pub(crate) fn lengths(&self, case: Case) -> Vec<usize> {
         let n = self.world_size;
         let parts = match case.action {
@@ -91,7 +91,7 @@ impl Checker {
         if case.action.is_barrier() { vec![0] } else { lengths }
     }
 
-    /// Whether every call of the case held, on every rank.
+    /// Runs every call of a case. Returns `true` if all results on all ranks are right.
     pub(crate) fn check(&mut self, comm: &mut Communicator, case: Case) -> Result<bool, BoxError> {
         let held = match case.dtype {
             DType::F32 => self.calls::<f32>(comm, case),
@@ -104,7 +104,7 @@ impl Checker {
             DType::U8 => self.calls::<u8>(comm, case),
             DType::U32 => self.calls::<u32>(comm, case),
             DType::U64 => self.calls::<u64>(comm, case),
-            other => Err(format!("the matrix does not know {other}").into()),
+            other => Err(format!("the matrix does not support {other}").into()),
         }?;
         let mut agreed = [u8::from(held)];
         comm.all_reduce(&mut agreed, ReduceOp::Min)?;
@@ -130,12 +130,12 @@ impl Checker {
                 eprintln!("{place}: element {index} is {got:?}, not {expected:?}");
                 held = false;
             }
-            assert_eq!(got.len(), expected.len(), "{case}: the oracle speaks of another length");
+            assert_eq!(got.len(), expected.len(), "{case}: the oracle's result has another length");
         }
         Ok(held)
     }
 
-    /// One call; `None` on ranks that get nothing from it.
+    /// Makes one call. Returns `None` on ranks without a result.
     fn call<T: Probe>(
         &mut self,
         comm: &mut Communicator,
@@ -196,7 +196,7 @@ impl Checker {
         }))
     }
 
-    /// One call of an action that reduces nothing.
+    /// Makes one call of an action that does not reduce.
     fn moved<T: Probe>(
         &self,
         comm: &mut Communicator,
@@ -262,10 +262,10 @@ impl Checker {
         })
     }
 
-    /// What the oracle says of a reduction over these ranks.
+    /// Returns the oracle's result of a reduction over these ranks.
     fn reduced<T: Probe>(&mut self, case: Case, members: &[usize], len: usize) -> Vec<T> {
         let (inputs, period) = (Inputs::of(case), len.min(PERIOD));
-        let reduction = Reduction::parse(case.op.name()).expect("the oracle knows every operation");
+        let reduction = Reduction::parse(case.op.name()).expect("the oracle supports every operation");
         let key = (T::DTYPE, case.op.kind(), inputs, members.to_vec(), period);
         let pattern = self.known.entry(key).or_insert_with(|| {
             let contributions: Vec<_> =
@@ -276,7 +276,7 @@ impl Checker {
     }
 }
 
-/// The group of this rank in which an action is done, if it is in one, and its members.
+/// Returns the group of this rank for an action, if it is in one, and the members of the group.
 fn group(
     comm: &mut Communicator,
     action: Action,
@@ -285,7 +285,7 @@ fn group(
     let (rank, n) = (comm.rank(), comm.world_size());
     Ok(match action {
         Action::SplitAllReduce => {
-            // The last of three or more is in no group.
+            // If there are three or more ranks, the last is in no group.
             let colour = |rank: usize| (n < 3 || rank + 1 < n).then_some(u32::from(rank % 2 == 1));
             let group = comm.split(colour(rank), -i64::try_from(rank)?)?;
             let alike = (0..n).rev().filter(|&other| colour(other) == colour(rank));
@@ -295,7 +295,7 @@ fn group(
             let rows = (2..n).find(|rows| n.is_multiple_of(*rows)).unwrap_or(1);
             let width = n / rows;
             let mut mesh = Mesh::new(comm.fork()?, [("row", rows), ("column", width)])?;
-            // Ranks of one row follow each other, those of one column are as far apart as a row is long.
+            // Ranks of a row are consecutive. The distance between ranks of a column is the length of a row.
             let (axis, members): (_, Vec<_>) = if turn.is_multiple_of(2) {
                 ("column", (rank / width * width..).take(width).collect())
             } else {
@@ -310,12 +310,12 @@ fn group(
     })
 }
 
-/// Parts of different sizes, of which some are empty.
+/// Returns the sizes of unequal parts, some of which are empty.
 fn uneven(len: usize, world_size: usize) -> Vec<usize> {
     (0..world_size).map(|rank| len * ((rank + 1) % 3)).collect()
 }
 
-/// The part of one rank.
+/// Returns the part of one rank.
 fn part<T: Copy>(elements: &[T], counts: &[usize], rank: usize) -> Vec<T> {
     let start: usize = counts[..rank].iter().sum();
     elements[start..start + counts[rank]].to_vec()

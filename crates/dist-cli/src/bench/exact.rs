@@ -1,18 +1,18 @@
-//! Inputs whose results are known exactly, in whatever order they are reduced.
+//! Inputs whose reductions are exact in any order.
 //!
-//! Every element is 1 or 2: sums stay small whole numbers and products powers of two, which every type adds and
-//! multiplies without rounding (integers wrap, here as there).
+//! Every element is 1 or 2. Sums are small whole numbers and products are powers of two, which every type
+//! represents without rounding. Integers wrap in both the expected and the measured result.
 
 use std::ops::{BitAnd, BitOr, BitXor};
 
 use dist_collectives::{DType, Element, ReduceOp};
 use half::{bf16, f16};
 
-/// An element that can be made of whole numbers.
+/// An element type that can be converted from whole numbers.
 pub(super) trait Exact: Element {
-    /// The element of this value; integers wrap, floating-point numbers round.
+    /// Converts a whole number. Integers wrap, floating-point numbers round.
     fn whole(value: u128) -> Self;
-    /// This sum divided by a count, rounded once. Integers have no mean and keep the sum.
+    /// Returns a sum divided by a count, rounded once. Integers have no mean and return the sum.
     fn mean(sum: u128, count: usize) -> Self;
 }
 
@@ -54,7 +54,7 @@ floats! {
     bf16 as f32, bf16::from_f32;
 }
 
-/// Whether results over this many ranks are exact.
+/// Returns `true` if reductions over this number of ranks are exact.
 pub(super) fn possible(dtype: DType, op: ReduceOp, world_size: usize) -> bool {
     match (op, dtype) {
         (ReduceOp::Sum | ReduceOp::Mean, DType::Bf16) => 2 * world_size <= 1 << 8,
@@ -64,14 +64,14 @@ pub(super) fn possible(dtype: DType, op: ReduceOp, world_size: usize) -> bool {
     }
 }
 
-/// What a rank puts in at an index: 1 or 2.
+/// Returns the input of a rank at an index: 1 or 2.
 pub(super) fn input(rank: usize, index: usize) -> u128 {
     let mixed = (index as u64 ^ ((rank as u64 + 1) << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ (mixed >> 32)).wrapping_mul(0x94d0_49bb_1331_11eb);
     u128::from(1 + (mixed >> 63))
 }
 
-/// What the reduction over all ranks gives at an index.
+/// Returns the result of the reduction over all ranks at an index.
 pub(super) fn reduced<T: Exact>(op: ReduceOp, world_size: usize, index: usize) -> T {
     let inputs = (0..world_size).map(|rank| input(rank, index));
     match op {
@@ -87,7 +87,7 @@ pub(super) fn reduced<T: Exact>(op: ReduceOp, world_size: usize, index: usize) -
     }
 }
 
-/// What an element is called when it is wrong.
+/// A wrong element of a result.
 #[derive(Debug, PartialEq)]
 pub(super) struct Wrong<T> {
     pub(super) index: usize,
@@ -95,7 +95,7 @@ pub(super) struct Wrong<T> {
     pub(super) expected: T,
 }
 
-/// The first element that is not what it must be.
+/// Returns the first element that differs from the expected one.
 pub(super) fn compare<T: Exact>(got: &[T], expected: impl Fn(usize) -> T) -> Option<Wrong<T>> {
     let differs = |(index, &got): (usize, &T)| {
         let expected = expected(index);
@@ -121,7 +121,10 @@ mod tests {
     #[case(ReduceOp::And, 0.0..=2.0)]
     #[case(ReduceOp::Or, 1.0..=3.0)]
     #[case(ReduceOp::Xor, 1.0..=2.0)]
-    fn a_reduction_is_that_of_the_inputs(#[case] op: ReduceOp, #[case] within: RangeInclusive<f64>) {
+    fn a_reduction_combines_the_inputs_of_all_ranks(
+        #[case] op: ReduceOp,
+        #[case] within: RangeInclusive<f64>,
+    ) {
         let values: Vec<f64> = (0..100).map(|index| reduced(op, 5, index)).collect();
         assert!(values.iter().all(|value| within.contains(value)), "{values:?}");
         assert!(values.iter().any(|value| *value != values[0]), "{values:?}");

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::quantity::{rounded, show_bytes};
 
-/// The fields and their order are a contract with whoever reads them.
+/// One measured point. The fields and their order are a stable contract.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Line {
     pub(super) peer: &'static str,
@@ -23,7 +23,7 @@ pub(super) struct Line {
     pub(super) checked: bool,
 }
 
-/// What follows from the times of a point, as a part of its [`Line`].
+/// The statistics of a point's times, as a part of its [`Line`].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Times {
     median_us: f64,
@@ -37,7 +37,7 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// Of a call of so many bytes, given in microseconds.
+    /// Computes the statistics of the times in microseconds of a call with `bytes` bytes of input.
     pub(super) fn of(mut times: Vec<f64>, bytes: usize, bus_factor: f64) -> Self {
         times.sort_by(f64::total_cmp);
         let median = median(&times);
@@ -54,7 +54,7 @@ impl Times {
 }
 
 impl Line {
-    /// The line, its end included.
+    /// Returns the line of JSON with its newline.
     pub(super) fn json(&self) -> String {
         serde_json::to_string(self).expect("a line has only numbers and text") + "\n"
     }
@@ -69,14 +69,14 @@ fn median(sorted: &[f64]) -> f64 {
     }
 }
 
-/// The same for people. The head is printed once.
+/// A table of measured points for people. It prints its head once.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     begun: bool,
 }
 
 impl Table {
-    /// The row of a line, after the head if it is the first.
+    /// Returns the row of a point, after the head if it is the first.
     pub(super) fn rows(&mut self, line: &Line) -> String {
         let mut text = String::new();
         if !std::mem::replace(&mut self.begun, true) {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fields_of_a_line_are_those_that_are_documented() {
+    fn every_field_of_a_line_is_documented() {
         insta::assert_snapshot!(line().json(), @r#"{"peer":"dist","transport":"tcp","op":"all_reduce","ranks":4,"bytes":1048576,"median_us":518.144,"min_us":498.123,"max_us":600.0,"algbw_GBps":2.0237,"samples":4,"busbw_GBps":3.0356,"dtype":"f32","algorithm":"halving_doubling","order":"canonical","buffers":"private","start":"barrier","touch":false,"checked":true}"#);
         let documented = include_str!("../../../../docs/book/src/distctl-output.md");
         let line: serde_json::Value = serde_json::from_str(&line().json()).unwrap();

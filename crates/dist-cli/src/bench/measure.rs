@@ -1,4 +1,4 @@
-//! Measuring: the same calls on every rank, timed on each, and the slowest rank counts.
+//! Measurement: all ranks make the same calls, each rank times them, and the time of the slowest rank counts.
 
 use std::time::Duration;
 
@@ -51,20 +51,20 @@ struct Bench<'a> {
     starter: Starter,
 }
 
-/// The memory of one point, and which rank the next call starts from or ends at.
+/// The buffers of one point, and the root of the next call.
 struct Buffers<T: Element> {
     input: Buffer<T>,
     output: Vec<T>,
     next_root: usize,
 }
 
-/// From this size on, `--touch` rewrites the buffer.
+/// Minimum size at which `--touch` rewrites the buffer.
 const TOUCH_BYTES_MIN: usize = 64 << 10;
 
 impl Bench<'_> {
     fn points<T: Exact>(&mut self, report: &mut Report) -> Result<Outcome, Error> {
         let mut outcome = Outcome::Success;
-        // Of all ranks it is rank 0 that speaks.
+        // Only rank 0 reports progress.
         let progress = (self.comm.rank() == 0).then(Progress::start).transpose()?;
         for &len in &self.plan.lengths {
             if let Some(progress) = &progress {
@@ -122,7 +122,7 @@ impl Bench<'_> {
         self.plan.touch && bytes >= TOUCH_BYTES_MIN
     }
 
-    /// Times of one call in microseconds, one per sample, each on its slowest rank.
+    /// Returns the time of one call in microseconds for each sample, on the slowest rank.
     fn times<T: Exact>(&mut self, buffers: &mut Buffers<T>) -> Result<Vec<f64>, Error> {
         buffers.input.fill(T::whole(0));
         buffers.output.fill(T::whole(0));
@@ -143,7 +143,7 @@ impl Bench<'_> {
         Ok(self.agree(&times, ReduceOp::Max)?.to_vec())
     }
 
-    /// The greatest or least that any rank has, in memory that every algorithm to be measured can work on.
+    /// Reduces values over all ranks, in a buffer that every measured algorithm supports.
     fn agree<N: Element>(&mut self, values: &[N], op: ReduceOp) -> Result<Buffer<N>, Error> {
         let mut agreed = self.comm.alloc(values.len())?;
         agreed.copy_from_slice(values);
@@ -151,7 +151,7 @@ impl Bench<'_> {
         Ok(agreed)
     }
 
-    /// How long this many calls take, back to back or, where buffers are touched, each for itself.
+    /// Returns the time of this many calls: back to back, or one by one if buffers are touched.
     fn spent<T: Exact>(
         &mut self,
         buffers: &mut Buffers<T>,
@@ -167,7 +167,8 @@ impl Bench<'_> {
         }
         let mut spent = Duration::ZERO;
         for _ in 0..calls {
-            // A rank that is through would rewrite its buffer while others are timed on the same core.
+            // Without the barrier, a rank that has finished would rewrite its buffer while another rank on
+            // the same core is timed.
             self.comm.barrier()?;
             if self.takes_part() {
                 buffers.input.fill(T::whole(1));
@@ -179,12 +180,12 @@ impl Bench<'_> {
         Ok(spent)
     }
 
-    /// Whether this rank has anything to do in a call.
+    /// Returns `true` if this rank takes part in a call.
     fn takes_part(&self) -> bool {
         self.comm.rank() < 2 || !self.plan.operation.between_two()
     }
 
-    /// One call of the operation.
+    /// Makes one call of the operation.
     fn call<T: Element>(&mut self, buffers: &mut Buffers<T>) -> Result<(), Error> {
         let Buffers { input, output, next_root } = buffers;
         let root = *next_root;
@@ -213,7 +214,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Whether the operation gives what it must, with every root that it can have, on every rank.
+    /// Checks the results of the operation on every rank, with every root.
     fn check<T: Exact>(&mut self, buffers: &mut Buffers<T>, report: &Report) -> Result<bool, Error> {
         let (rank, world_size) = (self.comm.rank(), self.comm.world_size());
         let roots = if self.plan.operation.is_rooted() { world_size } else { 1 };
@@ -224,7 +225,7 @@ impl Bench<'_> {
             }
             buffers.output.fill(T::whole(0));
             if self.plan.operation == Operation::Messages(Messages::PingPong) && rank == 0 {
-                // What is still there has not come back.
+                // The clear makes sure that rank 0 checks the bytes that come back.
                 self.comm.send(&buffers.input, 1)?;
                 buffers.input.fill(T::whole(0));
                 self.comm.recv(&mut buffers.input, 1)?;
@@ -242,7 +243,7 @@ impl Bench<'_> {
         Ok(self.agree(&[i32::from(right)], ReduceOp::Min)?[0] == 1)
     }
 
-    /// The first wrong element of this rank's result.
+    /// Returns the first wrong element of this rank's result.
     fn wrong<T: Exact>(&self, buffers: &Buffers<T>, root: usize) -> Option<exact::Wrong<T>> {
         let (rank, world_size) = (self.comm.rank(), self.comm.world_size());
         let Buffers { input, output, .. } = buffers;
@@ -277,7 +278,7 @@ impl Bench<'_> {
     }
 }
 
-/// What ranks 0 and 1 send each other in one call; the others do nothing.
+/// Exchanges the messages of one call between ranks 0 and 1; other ranks do nothing.
 fn exchange<T: Element>(
     messages: Messages,
     comm: &mut Communicator,
@@ -304,7 +305,7 @@ fn exchange<T: Element>(
     Ok(())
 }
 
-/// Memory that was written.
+/// Allocates a vector and writes zeros to all of it.
 fn zeros<T: Exact>(len: usize) -> Result<Vec<T>, Error> {
     let mut zeros = Vec::new();
     let failed = |source| Error::Memory { bytes: len * size_of::<T>(), source };
@@ -313,7 +314,7 @@ fn zeros<T: Exact>(len: usize) -> Result<Vec<T>, Error> {
     Ok(zeros)
 }
 
-/// Calls before the first that counts; the last of them tells how many make up a sample.
+/// Calls before the first sample. The time of the last one determines the number of calls in a sample.
 const WARMUPS: usize = 3;
 
 fn us(time: Duration) -> f64 {

@@ -1,4 +1,4 @@
-//! `distctl bench`: how long a collective takes, and whether it is right.
+//! `distctl bench`: measures the time of a collective and checks its results.
 
 mod exact;
 mod line;
@@ -22,7 +22,7 @@ use line::{Line, Table};
 use operation::Operation;
 use start::Start;
 
-/// The sizes that are measured unless others are asked for.
+/// The sizes in bytes that are measured by default.
 const BYTES_DEFAULT: &str = "8,1K,64K,1M,16M,128M";
 
 #[derive(Debug, clap::Args)]
@@ -64,8 +64,8 @@ pub(crate) struct Arguments {
     switches: Switches,
 }
 
-/// Whose memory an all_reduce works on. Of reduce_scatter, all_gather and all_to_all the input may be shared; other
-/// operations work on the caller's memory in any case.
+/// The memory that an `all_reduce` works on. For `reduce_scatter`, `all_gather` and `all_to_all` it is the
+/// memory of the input. Other operations always work on the caller's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum BufferKind {
     /// A buffer of the operation in ordinary memory
@@ -107,7 +107,7 @@ struct Switches {
     json: bool,
 }
 
-/// Measures the job that this process is a rank of; alone, starts one.
+/// Measures in the job of which this process is a rank. Outside a job, starts one.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     in_a_job(arguments.ranks, |ranks| arguments.plan(ranks), |config, plan| measure(arguments, config, plan))
 }
@@ -125,11 +125,11 @@ fn measure(arguments: &Arguments, config: &Config, plan: Plan) -> Result<Outcome
     measure::points(&plan, comm, &mut report)
 }
 
-/// What is measured, checked for sense.
+/// A valid set of measurements.
 #[derive(Debug)]
 struct Plan {
     operation: Operation,
-    /// Elements of each rank's input, point by point.
+    /// Elements of each rank's input, for each point.
     lengths: Vec<usize>,
     dtype: DType,
     op: ReduceOp,
@@ -147,10 +147,10 @@ impl Arguments {
     fn plan(&self, world_size: usize) -> Result<Plan, Error> {
         let (operation, dtype) = (self.operation, self.dtype);
         if operation.reduces() && !self.op.supports(dtype) {
-            return Err(Error::Usage(format!("{} is not for {dtype}", self.op)));
+            return Err(Error::Usage(format!("{} does not support {dtype}", self.op)));
         }
         if operation == Operation::Collective(Collective::Scan) && self.op == ReduceOp::Mean {
-            return Err(Error::Usage("there is no scan with mean".to_owned()));
+            return Err(Error::Usage("scan does not support mean".to_owned()));
         }
         if operation.between_two() && world_size < 2 {
             return Err(Error::Usage(format!("{operation} needs 2 ranks")));
@@ -159,11 +159,13 @@ impl Arguments {
         let mut lengths = Vec::new();
         for &bytes in &self.bytes {
             if bytes % dtype.size() != 0 {
-                return Err(Error::Usage(format!("{bytes} bytes are no whole number of {dtype}")));
+                return Err(Error::Usage(format!(
+                    "{bytes} bytes are not a whole number of {dtype} elements"
+                )));
             }
             if bytes.checked_mul(world_size).is_none() {
                 return Err(Error::Usage(format!(
-                    "{bytes} bytes of each of {world_size} ranks are too many"
+                    "{bytes} bytes for each of {world_size} ranks are too many"
                 )));
             }
             lengths.push(operation.input_len(bytes / dtype.size(), world_size));
@@ -173,8 +175,10 @@ impl Arguments {
         }
         let Switches { touch, check, .. } = self.switches;
         if check && operation.reduces() && !exact::possible(dtype, self.op, world_size) {
-            let text =
-                format!("the {} of {world_size} ranks is not exact in {dtype}, as --check needs it", self.op);
+            let text = format!(
+                "--check needs exact results, and {} over {world_size} ranks is not exact in {dtype}",
+                self.op
+            );
             return Err(Error::Usage(text));
         }
         let (op, order, medium) = (self.op, self.order, Medium::default());
@@ -202,8 +206,12 @@ impl Arguments {
         let known: Vec<_> = self.operation.algorithms();
         let Some(algorithm) = known.iter().find(|known| same_name(known.name(), &self.algorithm)) else {
             let names: Vec<_> = ["auto"].into_iter().chain(known.iter().map(|known| known.name())).collect();
-            let text =
-                format!("{} is done by {}, not by {:?}", self.operation, names.join(", "), self.algorithm);
+            let text = format!(
+                "{} has the algorithms {}, but not {:?}",
+                self.operation,
+                names.join(", "),
+                self.algorithm
+            );
             return Err(Error::Usage(text));
         };
         operation::check_algorithm(*algorithm, world_size, self.order)?;
@@ -211,7 +219,7 @@ impl Arguments {
     }
 }
 
-/// Where results go: rank 0 prints them.
+/// The output of results, which rank 0 prints.
 #[derive(Debug)]
 struct Report {
     rank: usize,
@@ -227,9 +235,9 @@ impl Report {
         print(&if self.json { line.json() } else { self.table.rows(line) })
     }
 
-    /// Says what is wrong with this rank's result.
+    /// Prints that this rank's result is wrong.
     fn wrong(&self, what: &str) {
-        // The exit code says it too.
+        // The exit code reports it too.
         say(&format!("check failed: {what}"));
     }
 }
@@ -241,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_reduces_has_to_be_exact() {
+    fn only_reductions_have_to_be_exact() {
         let plan = |operation| {
             let command = Arguments::augment_args(clap::Command::new("bench"));
             let arguments = ["bench", operation, "--dtype", "bf16", "--bytes", "8", "--check"];

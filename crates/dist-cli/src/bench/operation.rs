@@ -1,4 +1,4 @@
-//! What can be measured.
+//! Operations that `distctl bench` measures.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ pub(super) enum Operation {
 }
 
 impl Operation {
-    /// Reads one of the names, which the help lists.
+    /// Returns the parser of the names, which the help lists.
     pub(super) fn parser() -> impl TypedValueParser<Value = Self> {
         let collectives = operation::collectives().map(|collective| possible_value(collective.name()));
         let messages = Messages::ALL.map(|messages| {
@@ -44,7 +44,7 @@ impl Operation {
         })
     }
 
-    /// The name in lines and arguments.
+    /// Returns the name in output and arguments.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Collective(collective) => collective.name(),
@@ -52,34 +52,34 @@ impl Operation {
         }
     }
 
-    /// Whether elements of different ranks become one.
+    /// Returns `true` if the operation reduces elements of different ranks.
     pub(super) fn reduces(self) -> bool {
         use Collective::{AllReduce, Reduce, ReduceScatter, Scan};
         matches!(self, Self::Collective(AllReduce | ReduceScatter | Reduce | Scan))
     }
 
-    /// Whether only ranks 0 and 1 take part.
+    /// Returns `true` if only ranks 0 and 1 take part.
     pub(super) fn between_two(self) -> bool {
         matches!(self, Self::Messages(_))
     }
 
-    /// Whether there is a root, which moves on by one with each call.
+    /// Returns `true` if the operation has a root. The root advances by one with each call.
     pub(super) fn is_rooted(self) -> bool {
         use Collective::{Broadcast, Gather, Reduce, Scatter};
         matches!(self, Self::Collective(Broadcast | Reduce | Gather | Scatter))
     }
 
-    /// Whether it has no input, and no result.
+    /// Returns `true` for the barrier, which has neither input nor result.
     pub(super) fn is_barrier(self) -> bool {
         self == Self::Collective(Collective::Barrier)
     }
 
-    /// Messages that follow one another in one call, of which the time is one's.
+    /// Returns the number of consecutive messages in one call. The reported time is that of one message.
     pub(super) fn trips(self) -> u32 {
         if let Self::Messages(messages) = self { messages.trips() } else { 1 }
     }
 
-    /// Elements of each rank's input, for a wish.
+    /// Returns the number of elements of each rank's input, as close to `wish` as the operation allows.
     pub(super) fn input_len(self, wish: usize, world_size: usize) -> usize {
         use Collective::{AllToAll, Barrier, ReduceScatter, Scatter};
         match self {
@@ -89,7 +89,7 @@ impl Operation {
         }
     }
 
-    /// Elements of each rank's output; none where the input is worked on in place.
+    /// Returns the number of elements of each rank's output; 0 if the operation works in place.
     pub(super) fn output_len(self, input: usize, world_size: usize) -> usize {
         use Collective::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
         match self {
@@ -100,23 +100,23 @@ impl Operation {
         }
     }
 
-    /// By what the bytes per second of a rank's input are multiplied to give those on its link.
+    /// Returns the ratio of bus bandwidth to algorithm bandwidth.
     pub(super) fn bus_factor(self, world_size: usize) -> f64 {
         self.collective().map_or(1.0, |collective| bus_factor(collective, world_size))
     }
 
-    /// The collective that this measures, if it is one.
+    /// Returns the collective, if the operation is one.
     fn collective(self) -> Option<Collective> {
         if let Self::Collective(collective) = self { Some(collective) } else { None }
     }
 
-    /// The algorithms that can be asked for.
+    /// Returns the algorithms that a user can select.
     pub(super) fn algorithms(self) -> Vec<Algorithm> {
         let all = self.collective().into_iter().flat_map(Collective::algorithms);
         all.filter(|algorithm| !matches!(algorithm, Algorithm::TwoLevel(_))).collect()
     }
 
-    /// The name of the algorithm that serves inputs of so many bytes.
+    /// Returns the name of the algorithm that is used for inputs of this size.
     pub(super) fn algorithm(
         self,
         comm: &Communicator,
@@ -136,14 +136,14 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Says why an algorithm cannot be used, before anything is started.
+/// Checks that an algorithm can be used, before anything is started.
 pub(super) fn check_algorithm(
     algorithm: Algorithm,
     world_size: usize,
     order: ReductionOrder,
 ) -> Result<(), Error> {
     if !algorithm.supports(world_size) {
-        return Err(Error::Usage(format!("{algorithm} cannot serve {world_size} ranks")));
+        return Err(Error::Usage(format!("{algorithm} does not support {world_size} ranks")));
     }
     if !algorithm.keeps(order.least(), world_size) {
         return Err(Error::Usage(format!(

@@ -1,11 +1,12 @@
-//! How often a call is made to be measured, as the benches of other libraries do it.
+//! The number of calls in a sample and the number of samples.
 
-/// How many calls make up one sample: as many as fill about 4 ms, given the time of one in microseconds.
+/// Returns the number of calls in one sample: as many as take about 4 ms, given the time of one call in
+/// microseconds.
 pub(super) fn calls_per_sample(one_us: f64) -> u32 {
     whole((4000.0 / one_us.max(0.01)).clamp(1.0, 20_000.0))
 }
 
-/// How many samples are taken: so many, fewer when that would take over 3 s, but at least 7 of them.
+/// Returns the number of samples: `most`, or as many as take 3 s if that is less, but at least 7.
 pub(super) fn samples(one_us: f64, calls: u32, most: u32) -> u32 {
     whole((3e6 / (one_us.max(0.01) * f64::from(calls))).max(7.0)).min(most)
 }

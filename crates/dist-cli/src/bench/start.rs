@@ -1,15 +1,16 @@
-//! When ranks begin a sample: as they leave a barrier, or all at the same time.
+//! The start of a sample: when a rank leaves a barrier, or at the same time on all ranks.
 //!
-//! Ranks leave a barrier up to a message's latency apart, so on a long link one exchange after it takes two latencies
-//! on the rank that left first. Clocks that were compared let all begin at once. They are compared by messages to and
-//! fro, as in Cristian, "Probabilistic clock synchronization", 1989: the fastest of several counts, and is off by half
-//! of what the ways differ at most.
+//! Ranks leave a barrier up to one message latency apart. On a long link, one exchange after the barrier
+//! therefore takes two latencies on the rank that left first. With compared clocks all ranks can start at the
+//! same time. The clocks are compared by round trips, as in Cristian, "Probabilistic clock synchronization",
+//! 1989: the fastest of several round trips counts, and its error is at most half of the difference between
+//! the two directions.
 
 use std::time::Duration;
 
 use dist_collectives::{Communicator, Result};
 
-/// When ranks begin.
+/// The start of a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Start {
     /// Each rank starts when it leaves a barrier
@@ -27,25 +28,25 @@ impl Start {
     }
 }
 
-/// What one rank knows of the others' clocks.
+/// A rank's view of rank 0's clock.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Starter {
-    /// What rank 0's clock shows more than this rank's, in nanoseconds, and how long it takes until all have heard of a
-    /// time; `None` for ranks that begin as they leave a barrier.
+    /// The lead of rank 0's clock over this rank's in nanoseconds, and the time in nanoseconds until a
+    /// broadcast has reached all ranks; `None` if ranks start when they leave a barrier.
     clock: Option<(i64, i64)>,
 }
 
-/// How often clocks are compared with each rank.
+/// Number of round trips with each rank.
 const TRIES: usize = 5;
 
-/// What is left beside the time of messages until all begin, in nanoseconds.
+/// Margin in nanoseconds, added to the time of the broadcast.
 const MARGIN: i64 = 200_000;
 
-/// A thread that sleeps may wake up so much later, in nanoseconds: it sleeps no longer.
+/// Maximum oversleep in nanoseconds. The thread sleeps that much less and spins for the rest.
 const WAKE_UP: i64 = 200_000;
 
 impl Starter {
-    /// Compares clocks, if that is how ranks are to begin.
+    /// Creates a starter, and compares the clocks if `start` needs it.
     pub(super) fn new(comm: &mut Communicator, start: Start) -> Result<Self> {
         let clock = match start {
             Start::Barrier => None,
@@ -54,7 +55,7 @@ impl Starter {
         Ok(Self { clock })
     }
 
-    /// Waits until the ranks begin: the time by this rank's clock at which they do.
+    /// Waits for the start. Returns its time by this rank's clock.
     pub(super) fn begin(self, comm: &mut Communicator) -> Result<Duration> {
         comm.barrier()?;
         let runtime = comm.runtime().clone();
@@ -68,12 +69,12 @@ impl Starter {
         while left(runtime.now()) > 0 {
             runtime.yield_now();
         }
-        // Whoever hears of it too late has begun late, which counts.
+        // A rank that receives the time too late starts late. The delay counts as a part of its sample.
         Ok(Duration::from_nanos(u64::try_from(begins).unwrap_or(0)))
     }
 }
 
-/// What rank 0's clock shows more than this rank's, and until when all have heard of a time that it tells.
+/// Returns the lead of rank 0's clock over this rank's, and the time until a broadcast has reached all ranks.
 fn compare(comm: &mut Communicator) -> Result<(i64, i64)> {
     let (runtime, rank) = (comm.runtime().clone(), comm.rank());
     let (mut ahead, mut slowest) = (0, 0);
@@ -100,7 +101,7 @@ fn compare(comm: &mut Communicator) -> Result<(i64, i64)> {
             slowest = slowest.max(best.0);
         }
     }
-    // A broadcast takes as many messages one after the other as doublings make up the world.
+    // A broadcast has ⌈log2(world size)⌉ messages on its longest path.
     let messages = i64::from(comm.world_size().next_power_of_two().trailing_zeros());
     Ok((ahead, messages * slowest / 2 + slowest / 4 + MARGIN))
 }

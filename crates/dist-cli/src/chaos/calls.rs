@@ -1,11 +1,11 @@
-//! Calls of every kind and size, whose results are known.
+//! Random calls of every kind and size with known results.
 
 use dist_collectives::{Communicator, ReduceOp, Result};
 
-/// Elements of each rank's part, from next to nothing to more than any cache line, slot or socket buffer holds at once.
+/// Elements of each rank's input, from 1 to more than a cache line, a slot or a socket buffer holds.
 const LENGTHS: [usize; 7] = [1, 7, 64, 1000, 4096, 40_000, 300_000];
 
-/// Makes one call after the other, the same on all ranks.
+/// A random sequence of calls, the same on all ranks.
 #[derive(Debug)]
 pub(super) struct Calls {
     random: fastrand::Rng,
@@ -17,7 +17,7 @@ impl Calls {
         Self { random: fastrand::Rng::with_seed(seed), made: 0 }
     }
 
-    /// The next call; whether its result was right.
+    /// Makes the next call. Returns `true` if its result is right.
     pub(super) fn next(&mut self, comm: &mut Communicator) -> Result<bool> {
         self.made += 1;
         let (made, ranks, rank) = (self.made, comm.world_size(), comm.rank());
@@ -62,7 +62,7 @@ impl Calls {
                 buffer.into_iter().eq(of(root))
             }
             6 => {
-                // Every part of a rank is the same.
+                // A rank sends the same elements to every rank.
                 let whole: Vec<f32> = (0..ranks).flat_map(|_| of(rank)).collect();
                 let mut all = vec![0.0; len * ranks];
                 comm.all_to_all(&whole, &mut all)?;
@@ -79,7 +79,7 @@ impl Calls {
     }
 }
 
-/// Small whole numbers: their sums are exact in any order.
+/// Returns a small whole number; the sum over ranks is exact in any order.
 fn input(call: usize, rank: usize, index: usize) -> f32 {
     ((call * 7 + rank * 31 + index) % 61) as f32
 }

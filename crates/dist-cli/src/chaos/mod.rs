@@ -1,4 +1,4 @@
-//! `distctl chaos`: jobs of which one rank is killed, stopped or held up, and whether the others hear of it as they should.
+//! `distctl chaos`: kills, stops or delays one rank of a job and checks that the others report it correctly.
 
 mod calls;
 mod plan;
@@ -43,16 +43,17 @@ pub(crate) struct Arguments {
     fault: Option<u64>,
 }
 
-/// How long a rank may take to end that has heard of the fault: those that are stopped never do.
+/// Grace period for a rank to end after its error. Ranks that are stopped (SIGSTOP) never end by themselves.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// Goes through the faults; in a job of its own, is one of its ranks.
+/// Runs one job for each fault; inside such a job, runs one of its ranks.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     if let Some(fault) = arguments.fault {
-        // The rank of nobody's job would be its own victim.
+        // Outside a job this process would be the victim.
         if !Config::is_in_env() {
             return Err(Error::Usage(
-                "--fault is for ranks of a job: --faults says how many there are".to_owned(),
+                "--fault is only for the ranks that distctl chaos starts; --faults sets the number of jobs"
+                    .to_owned(),
             ));
         }
         let config = Config::from_env()?;
@@ -63,7 +64,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
 }
 
 impl Arguments {
-    /// Goes through the faults.
+    /// Runs one job for each fault.
     fn start_all(&self) -> Result<Outcome, Error> {
         let mut all = Summary::default();
         let mut launcher = Launcher::new()?;
@@ -74,7 +75,7 @@ impl Arguments {
             let heard = Arc::new(Heard::new(self.ranks));
             progress.doing(format!("fault {} of {}, {}", fault + 1, self.faults, plan.kind.name()));
             if let Outcome::Stopped { by, .. } = self.start(fault, &mut launcher, heard.clone())? {
-                // Of this job nothing is known.
+                // The job was stopped before its fault could be judged.
                 stopped = Some(Outcome::Stopped { code: by.code(), by });
                 break;
             }
@@ -93,7 +94,7 @@ impl Arguments {
         Ok(stopped.unwrap_or(outcome))
     }
 
-    /// One job, to its end.
+    /// Runs one job to its end.
     fn start(&self, fault: u64, launcher: &mut Launcher, heard: Arc<Heard>) -> Result<Outcome, Error> {
         let own = own_program().map_err(Error::OwnProgram)?;
         let numbers = [("--ranks", self.ranks as u64), ("--seed", self.seed), ("--fault", fault)];
@@ -106,11 +107,11 @@ impl Arguments {
     }
 }
 
-/// What the ranks of a job and its launcher have said.
+/// The reports of a job's ranks, and all other output.
 #[derive(Debug)]
 struct Heard {
     words: Mutex<Vec<Vec<Word>>>,
-    /// What is not meant for this process.
+    /// Output that is not a report.
     besides: Mutex<Vec<String>>,
 }
 
@@ -127,7 +128,7 @@ impl Heard {
         self.besides.lock().unwrap_or_else(PoisonError::into_inner).push(text);
     }
 
-    /// Says what went wrong, and everything that was said on the way.
+    /// Prints the errors of a job and its other output.
     fn complain(&self, Verdict { fault, kind, victim, wrong, .. }: &Verdict) {
         let mut text = format!("fault {fault}, {} of rank {victim}: {}", kind.name(), wrong.join("; "));
         for line in &*self.besides.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -153,7 +154,7 @@ impl Take for Heard {
     }
 }
 
-/// The last line. The fields and their order are a contract with whoever reads them.
+/// The last line of JSON. The fields and their order are a stable contract.
 #[derive(Debug, Serialize)]
 struct All {
     faults: usize,
@@ -161,7 +162,7 @@ struct All {
     calls: usize,
 }
 
-/// All faults of a run.
+/// The verdicts on all faults of a run.
 #[derive(Debug, Default)]
 struct Summary(Vec<Verdict>);
 
@@ -180,7 +181,7 @@ impl Summary {
         serde_json::to_string(&All { faults: self.0.len(), right, calls }).expect("these are numbers")
     }
 
-    /// A row for each kind of fault that there was.
+    /// Returns a table with one row for each kind of fault that occurred.
     fn table(&self) -> String {
         let head = format!(
             "{:<10} {:>7} {:>7} {:>9} {:>12} {:>9} {:>9}",
@@ -196,7 +197,7 @@ impl Summary {
         let calls: usize = these.iter().map(|verdict| verdict.calls).sum();
         let mut heard: Vec<f64> = these.iter().flat_map(|verdict| verdict.heard_ms.iter().copied()).collect();
         heard.sort_by(f64::total_cmp);
-        // As many of a hundred are no greater.
+        // The nearest-rank percentile.
         let at = |percent: usize| heard.get((heard.len() * percent).div_ceil(100).max(1) - 1);
         let [p50, p99, max] =
             [50, 99, 100].map(|percent| at(percent).map_or("-".to_owned(), |ms| format!("{ms:.1}")));

@@ -1,24 +1,24 @@
-//! What is done to which rank, and when: a seed decides.
+//! The faults of a run, which a seed determines.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// What happens to a rank.
+/// A kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Kind {
-    /// It gets SIGKILL.
+    /// The victim receives SIGKILL.
     Kill,
-    /// It gets SIGTERM, which its program does not expect.
+    /// The victim receives SIGTERM, which its program does not handle.
     Terminate,
-    /// It exits from another thread, in whatever call it is.
+    /// A second thread of the victim exits the process during a call.
     Exit,
-    /// It panics between two calls.
+    /// The victim panics between two calls.
     Panic,
-    /// It is stopped and never goes on.
+    /// The victim is stopped by SIGSTOP and never continued.
     Stop,
-    /// It is stopped for less time than makes a rank dead: nobody must mind.
+    /// The victim is stopped for less time than the liveness limit: no rank may report an error.
     Stall,
 }
 
@@ -38,9 +38,9 @@ impl Kind {
     }
 }
 
-/// Until when a fault has happened, counted from when all ranks have come.
+/// Latest time of a fault after all ranks have joined.
 const LATEST: Duration = Duration::from_millis(100);
-/// How long a stalled rank stands still, at the least and at the most: less than the two seconds after which it is dead.
+/// Minimum and maximum duration of a stall: below the liveness limit of two seconds.
 const STALL: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(1200)];
 
 /// One job and its fault.
@@ -48,19 +48,19 @@ const STALL: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(
 pub(super) struct Plan {
     pub(super) kind: Kind,
     pub(super) victim: usize,
-    /// How long after all ranks have come.
+    /// Time of the fault after all ranks have joined.
     pub(super) after: Duration,
-    /// How long a stall takes.
+    /// Duration of a stall.
     pub(super) stall: Duration,
-    /// Which calls are made.
+    /// Seed of the calls.
     pub(super) calls: u64,
 }
 
 impl Plan {
-    /// The plan of one fault of a run: the same on all ranks, and in every run of this seed.
+    /// Returns the plan of one fault. It is the same on all ranks and in every run with this seed.
     pub(super) fn of(seed: u64, fault: u64, ranks: usize) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
-        // So that a fault does not depend on how many are asked for.
+        // A fault does not depend on the number of faults.
         let mut random = fastrand::Rng::with_seed(random.u64(..).wrapping_add(fault));
         let mut between = |[least, most]: [Duration; 2]| least + (most - least).mul_f64(random.f64());
         let (after, stall) = (between([Duration::ZERO, LATEST]), between(STALL));
@@ -73,7 +73,7 @@ impl Plan {
         }
     }
 
-    /// Who does it to the victim, where it does not do it itself.
+    /// Returns the rank that sends the signal to the victim.
     pub(super) const fn doer(&self, ranks: usize) -> usize {
         (self.victim + 1) % ranks
     }
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_decides_and_everything_happens() {
+    fn a_seed_determines_the_faults_and_every_kind_occurs() {
         let plans: Vec<Plan> = (0..200).map(|fault| Plan::of(7, fault, 5)).collect();
         assert_eq!(plans[17], Plan::of(7, 17, 5));
         assert_ne!(plans[17], Plan::of(8, 17, 5));

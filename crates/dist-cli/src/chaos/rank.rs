@@ -1,4 +1,4 @@
-//! A rank of a job that meets a fault.
+//! One rank of a job with a fault.
 
 use std::time::Duration;
 
@@ -15,53 +15,53 @@ use crate::Error;
 use crate::outcome::Outcome;
 use crate::output::print;
 
-/// How long a call may take: much longer than anybody is to need to hear of a fault.
+/// Deadline of a call: much longer than any rank should need to detect a fault.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// When a rank that goes on still stands in a call that it should have left: rank 0 has all stop after one [`TIMEOUT`], and
-/// no call takes longer than another.
+/// Time after which a rank that still runs counts as hung. Rank 0 ends the calls after one [`TIMEOUT`], and
+/// the last call takes at most another.
 pub(super) const HANG: Duration = TIMEOUT.saturating_mul(2).saturating_add(Duration::from_secs(10));
-/// How long calls go on after a fault that must not end them.
+/// Duration of calls after a fault that must not end them.
 const AFTERWARDS: Duration = Duration::from_millis(200);
-/// How many calls are made between two questions whether to go on.
+/// Number of calls between two decisions of rank 0 whether to go on.
 const CALLS_AT_ONCE: usize = 8;
 
-/// The exit code of a rank whose last call failed, as it should.
+/// Exit code of a rank whose last call failed, as expected.
 const FAILED: u8 = 3;
-/// That of the victim which exits or panics.
+/// Exit code of a victim that exits from a second thread.
 const GONE: i32 = 7;
 
-/// What a rank tells whoever started it, as a line of JSON.
+/// A report of a rank to the process that started it, as a line of JSON.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) enum Word {
     /// The fault happens now.
     Fault { at: Duration },
-    /// The last call is over.
+    /// The calls have ended.
     End(End),
-    /// A call has outlived its deadline.
+    /// A call has exceeded its deadline.
     Hang,
 }
 
-/// How a rank ended.
+/// The end of a rank's calls.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct End {
     pub(super) at: Duration,
-    /// Calls that succeeded, and those of them whose results were wrong.
+    /// Number of successful calls, and number of wrong results among them.
     pub(super) calls: usize,
     pub(super) wrong: usize,
-    /// The error, if that is what ended it.
+    /// The error that ended the calls, if any.
     pub(super) error: Option<Told>,
 }
 
-/// What an error says.
+/// An error of a call.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Told {
-    /// Whom it names.
+    /// The rank that the error names.
     pub(super) rank: Option<usize>,
     pub(super) text: String,
     pub(super) timed_out: bool,
 }
 
-/// Joins the job, makes calls, and is the victim, or hears of it.
+/// Joins the job and makes calls until an error or the end. The victim also fails.
 pub(super) fn run(plan: &Plan, config: &Config) -> Result<Outcome, Error> {
     let mut comm = Communicator::new(ProcessTransport::join(config)?);
     comm.set_timeout(TIMEOUT);
@@ -86,7 +86,7 @@ pub(super) fn run(plan: &Plan, config: &Config) -> Result<Outcome, Error> {
     Ok(outcome)
 }
 
-/// Makes calls until one fails, or rank 0 says that it is enough.
+/// Makes calls until one fails or rank 0 ends them.
 fn make_calls(
     plan: &Plan,
     comm: &mut Communicator,
@@ -101,7 +101,7 @@ fn make_calls(
             let passed = now().saturating_sub(start);
             if panics && passed >= plan.after {
                 tell(&Word::Fault { at: now() });
-                // As a panic does, but for its message.
+                // As a panic does, but without its message.
                 std::panic::resume_unwind(Box::new(()));
             }
             end.wrong += usize::from(!calls.next(comm)?);
@@ -113,7 +113,7 @@ fn make_calls(
     Ok(())
 }
 
-/// Starts what does the fault, if it is for this rank to do, and what notices a call that does not end.
+/// Starts the thread that causes the fault, if this rank has to, and the thread that detects a hang.
 fn prepare(plan: &Plan, runtime: &Runtime, rank: usize, pids: &[u32]) -> Result<(), Error> {
     let (kind, after, stall) = (plan.kind, plan.after, plan.stall);
     let exits = kind == Kind::Exit;
@@ -146,7 +146,7 @@ fn prepare(plan: &Plan, runtime: &Runtime, rank: usize, pids: &[u32]) -> Result<
             Kind::Terminate => Signal::TERM,
             _ => Signal::STOP,
         };
-        // It fails if the victim is gone already, which will be seen.
+        // `kill` fails if the victim has already ended. The verdict reports that.
         let _ = kill_process(pid, signal);
         if kind == Kind::Stall {
             wait(&waiting, stall);
@@ -163,7 +163,7 @@ fn wait(runtime: &Runtime, time: Duration) {
     }
 }
 
-/// The time that all processes of a machine have.
+/// Returns the monotonic time, which all processes of a machine share.
 fn now() -> Duration {
     let time = clock_gettime(ClockId::Monotonic);
     Duration::try_from(time).unwrap_or_default()
@@ -171,6 +171,6 @@ fn now() -> Duration {
 
 fn tell(word: &Word) {
     let line = serde_json::to_string(word).expect("it is text and numbers") + "\n";
-    // Whoever does not hear it takes this rank for one that said nothing.
+    // If the report is lost, the verdict says that this rank sent none.
     let _ = print(&line);
 }

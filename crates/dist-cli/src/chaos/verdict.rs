@@ -1,4 +1,4 @@
-//! What is made of what the ranks of one job have said.
+//! The verdict on a job, from the reports of its ranks.
 
 use std::time::Duration;
 
@@ -7,22 +7,22 @@ use serde::Serialize;
 use super::plan::{Kind, Plan};
 use super::rank::{End, Word};
 
-/// One fault and what became of it. The fields and their order are a contract with whoever reads them.
+/// One fault and its consequences. The fields and their order are a stable contract.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Verdict {
     pub(super) fault: u64,
     pub(super) kind: Kind,
     pub(super) victim: usize,
-    /// Calls that succeeded, on all ranks together.
+    /// Successful calls on all ranks together.
     pub(super) calls: usize,
-    /// How long after the fault each rank's call failed, in milliseconds, rank by rank.
+    /// For each other rank, the time from the fault to the error of its call, in milliseconds.
     pub(super) heard_ms: Vec<f64>,
-    /// What is not as it should be.
+    /// Everything that is wrong.
     pub(super) wrong: Vec<String>,
 }
 
 impl Verdict {
-    /// Of what each rank has said.
+    /// Judges the reports of all ranks.
     pub(super) fn of(fault: u64, plan: &Plan, words: &[Vec<Word>]) -> Self {
         let Plan { kind, victim, .. } = *plan;
         let mut verdict = Self { fault, kind, victim, calls: 0, heard_ms: Vec::new(), wrong: Vec::new() };
@@ -36,13 +36,13 @@ impl Verdict {
         };
         for (rank, words) in words.iter().enumerate() {
             if words.iter().any(|word| matches!(word, Word::Hang)) {
-                verdict.wrong.push(format!("rank {rank} stood in a call beyond its deadline"));
+                verdict.wrong.push(format!("rank {rank} hung in a call after its deadline"));
             }
             let end = words.iter().find_map(|word| if let Word::End(end) = word { Some(end) } else { None });
             match end {
                 Some(end) => verdict.judge(rank, end, at),
                 None if rank == victim && kind != Kind::Stall => {}
-                None => verdict.wrong.push(format!("rank {rank} ended without a word")),
+                None => verdict.wrong.push(format!("rank {rank} ended without a report")),
             }
         }
         verdict
@@ -56,16 +56,17 @@ impl Verdict {
         }
         match &end.error {
             None if kind == Kind::Stall => {}
-            None => self.wrong.push(format!("rank {rank} heard nothing")),
+            None => self.wrong.push(format!("rank {rank} did not detect the fault")),
             Some(error) if kind == Kind::Stall => {
-                self.wrong.push(format!("rank {rank} failed, though nobody had: {}", error.text));
+                self.wrong.push(format!("rank {rank} failed, although no rank had died: {}", error.text));
             }
             Some(error) => {
                 self.heard_ms.push(end.at.saturating_sub(at).as_secs_f64() * 1e3);
                 if error.timed_out {
-                    self.wrong.push(format!("rank {rank} waited for its deadline: {}", error.text));
+                    self.wrong
+                        .push(format!("rank {rank} detected the fault only at its deadline: {}", error.text));
                 } else if error.rank != Some(victim) {
-                    self.wrong.push(format!("rank {rank} does not name the one: {}", error.text));
+                    self.wrong.push(format!("rank {rank} does not name rank {victim}: {}", error.text));
                 }
             }
         }
@@ -97,15 +98,15 @@ mod tests {
 
     #[rstest]
     #[case(Kind::Kill, vec![], end(Some(1), 0), None)]
-    #[case(Kind::Kill, vec![], end(Some(0), 0), Some("rank 2 does not name the one: it died"))]
-    #[case(Kind::Stop, vec![], end(Some(2), 0), Some("rank 2 waited for its deadline: it died"))]
-    #[case(Kind::Kill, vec![], end(None, 0), Some("rank 2 heard nothing"))]
+    #[case(Kind::Kill, vec![], end(Some(0), 0), Some("rank 2 does not name rank 1: it died"))]
+    #[case(Kind::Stop, vec![], end(Some(2), 0), Some("rank 2 detected the fault only at its deadline: it died"))]
+    #[case(Kind::Kill, vec![], end(None, 0), Some("rank 2 did not detect the fault"))]
     #[case(Kind::Kill, vec![], end(Some(1), 3), Some("3 of rank 2's 10 results are wrong"))]
-    #[case(Kind::Kill, vec![], Word::Hang, Some("rank 2 stood in a call beyond its deadline; rank 2 ended without a word"))]
-    #[case(Kind::Stall, vec![], end(None, 0), Some("rank 1 ended without a word"))]
+    #[case(Kind::Kill, vec![], Word::Hang, Some("rank 2 hung in a call after its deadline; rank 2 ended without a report"))]
+    #[case(Kind::Stall, vec![], end(None, 0), Some("rank 1 ended without a report"))]
     #[case(Kind::Stall, vec![end(None, 0)], end(None, 0), None)]
-    #[case(Kind::Stall, vec![end(None, 0)], end(Some(1), 0), Some("rank 2 failed, though nobody had: it died"))]
-    fn whatever_is_not_as_it_should_be_is_said(
+    #[case(Kind::Stall, vec![end(None, 0)], end(Some(1), 0), Some("rank 2 failed, although no rank had died: it died"))]
+    fn every_error_in_the_reports_is_named(
         #[case] kind: Kind,
         #[case] victim: Vec<Word>,
         #[case] other: Word,
@@ -120,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_that_did_not_happen_proves_nothing() {
+    fn a_job_without_its_fault_is_wrong() {
         let verdict = Verdict::of(0, &plan(Kind::Kill), &[vec![end(Some(1), 0)], vec![]]);
         assert_eq!(verdict.wrong, ["the fault did not happen"]);
     }

@@ -1,7 +1,7 @@
-//! When a machine other than the first starts its ranks again: once the first has, whose starts alone are counted.
+//! Restarts on a machine other than the first: they follow the restarts of the first machine.
 //!
-//! A rank that fails before all have met is not missed on the other machines until they have waited for it in vain, so
-//! machines that each counted for themselves would wait for each other at different ports.
+//! If a rank fails before all ranks have joined, the other machines notice it only when their join times out.
+//! If each machine counted its own restarts, they would wait for each other at different ports.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -17,14 +17,15 @@ use super::job::NextStart;
 use super::meeting::Nodes;
 use super::watch::Event;
 
-/// How long the first machine may be between two starts.
+/// Maximum time between two starts of the first machine.
 const BETWEEN_STARTS: Duration = Duration::from_secs(60);
-/// How often it is looked for.
+/// Interval between two checks for the first machine.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
-/// How long a connection may take.
+/// Time limit of a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 
-/// Waits until the first machine is in a later start than the one that failed here, for as long as it is still in that one.
+/// Waits until the first machine has begun a later start than the failed one, and as long as it is still in
+/// the failed one.
 pub(super) fn follow(
     nodes: &Nodes,
     failed: u16,
@@ -38,7 +39,8 @@ pub(super) fn follow(
     loop {
         let hosts = (nodes.rendezvous.host.as_str(), 0).to_socket_addrs();
         let hosts: Vec<SocketAddr> = hosts.map_or_else(|_| Vec::new(), Iterator::collect);
-        // It is in one start at a time: what listens at a later port meanwhile is somebody else.
+        // The first machine is in one start at a time. While the port of the failed start is open, a listener
+        // at a later port belongs to another program.
         let still_there = is_listened_to(&hosts, nodes.port(failed));
         if still_there {
             patience = runtime.deadline(BETWEEN_STARTS);
@@ -52,7 +54,7 @@ pub(super) fn follow(
                 let (host, first) = (&nodes.rendezvous.host, nodes.port(failed));
                 let last = nodes.port(last);
                 say(format!(
-                    "machine 0 does not start the job again: nobody listens at {host}, ports {first} to {last}"
+                    "machine 0 did not restart the job: no coordinator listens at {host}, ports {first} to {last}"
                 ));
                 return NextStart::Never;
             }
@@ -61,7 +63,7 @@ pub(super) fn follow(
             }
         }
         if !std::mem::replace(&mut has_waited, true) {
-            say("waiting until machine 0 starts the job again".to_owned());
+            say("waiting until machine 0 restarts the job".to_owned());
         }
         if let Some(signal) = told_to_end(inbox, runtime.deadline(LOOK_AGAIN), &say) {
             return NextStart::Stopped(signal);
@@ -69,20 +71,21 @@ pub(super) fn follow(
     }
 }
 
-/// Whether a coordinator is there. Nothing is said to it.
+/// Returns `true` if a coordinator accepts connections. Sends nothing to it.
 fn is_listened_to(hosts: &[SocketAddr], port: u16) -> bool {
     hosts.iter().any(|&host| {
         let connect = |at: SocketAddr| -> io::Result<bool> {
             let stream = TcpStream::connect_timeout(&at, CONNECT_LIMIT)?;
-            // On this machine the port may be picked for this end, which then has reached itself.
+            // On this machine the kernel can choose the target port as the source port, and the socket then
+            // connects to itself.
             Ok(stream.local_addr()? != at)
         };
         connect(SocketAddr::new(host.ip(), port)).unwrap_or(false)
     })
 }
 
-/// Takes what comes until the deadline, and returns a signal that ends the job. No rank is there that it could be passed on
-/// to.
+/// Handles events until the deadline. Returns the signal that ends the job, if one arrives. There are no
+/// ranks to forward it to.
 fn told_to_end(inbox: &mut Receiver<Event>, deadline: Deadline, say: impl Fn(String)) -> Option<i32> {
     while let Ok(event) = inbox.receive(Some(deadline)) {
         match event {
@@ -93,7 +96,7 @@ fn told_to_end(inbox: &mut Receiver<Event>, deadline: Deadline, say: impl Fn(Str
             }
             Event::Signalled(SIGUSR1 | SIGUSR2) | Event::Ended(_) | Event::Unwritable(_) => {}
             Event::Signalled(signal) => {
-                say(format!("{}: the job is not started again", child::signal_name(signal)));
+                say(format!("{}: the job is not restarted", child::signal_name(signal)));
                 return Some(signal);
             }
         }

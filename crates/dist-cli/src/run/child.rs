@@ -1,4 +1,4 @@
-//! One rank's process: started, watched, signalled and ended.
+//! The process of one rank: start, signals and end.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -19,11 +19,10 @@ use rustix::process::{
 use super::{cores, files, front, secret};
 use crate::Error;
 
-/// The hidden subcommand that turns into a rank's program.
+/// The hidden subcommand that executes a rank's program.
 pub(crate) const EXEC: &str = "exec-rank";
 
-/// Says why a program cannot be started, before anything is. Without a slash it is looked for in these folders, as in
-/// `PATH`.
+/// Checks that a program can be started. A name without a slash is searched for in `folders`, as in `PATH`.
 pub(crate) fn check_program(program: &OsStr, folders: &OsStr) -> Result<(), Error> {
     let failed = |reason| Error::Program { program: program.to_owned(), reason };
     let path = Path::new(program);
@@ -33,7 +32,7 @@ pub(crate) fn check_program(program: &OsStr, folders: &OsStr) -> Result<(), Erro
     } else {
         vec![path.to_owned()]
     };
-    // Without a name, each folder itself would be found.
+    // With an empty name, each folder itself would be found.
     let candidates = if program.is_empty() { Vec::new() } else { candidates };
     let found: Vec<_> = candidates.iter().filter_map(|path| path.metadata().ok()).collect();
     match found.as_slice() {
@@ -46,16 +45,18 @@ pub(crate) fn check_program(program: &OsStr, folders: &OsStr) -> Result<(), Erro
     }
 }
 
-/// This very program, also where its file was replaced or removed after it had been started.
+/// Returns the path of this program, also if its file was replaced or removed after the start.
 pub(crate) fn own_program() -> io::Result<PathBuf> {
-    // Whoever follows this link gets what it runs itself, and all that do so here run this.
+    // The link leads to the executable of the process that follows it. All processes that do so here run this
+    // program.
     if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() }
 }
 
-/// A command that starts `program` in a process group of its own, so that a terminal's Ctrl-C reaches only us
-/// and that a signal from us reaches all that the program has started.
+/// Returns a command that starts `program` in a process group of its own. Ctrl-C on a terminal then reaches
+/// only the launcher, and a signal from the launcher reaches all processes of the group.
 pub(super) fn command(program: &OsString, arguments: &[OsString]) -> io::Result<Command> {
-    // The program is started through this one, which asks the system to end it if we are killed.
+    // The program is started through `distctl exec-rank`, which makes the kernel end it if the launcher is
+    // killed.
     let mut command = Command::new(own_program()?);
     command.arg(EXEC).arg("--").arg(program).args(arguments);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
@@ -63,10 +64,10 @@ pub(super) fn command(program: &OsString, arguments: &[OsString]) -> io::Result<
     Ok(command)
 }
 
-/// Tells a rank's process who started it.
+/// Environment variable with the id of a rank's parent process.
 const PARENT: &str = "DISTCTL_PID";
 
-/// Becomes the program. Returns only if that is impossible.
+/// Replaces this process by the program. Returns only if that fails.
 pub(crate) fn become_program(command: &[OsString]) -> Error {
     let (program, arguments) = command.split_first().expect("clap asks for a program");
     #[cfg(target_os = "linux")]
@@ -81,21 +82,22 @@ pub(crate) fn become_program(command: &[OsString]) -> Error {
     Error::Exec { program: program.clone(), source }
 }
 
-/// Asks the system to send this process a signal when its parent ends, which is to be this one.
+/// Makes the kernel send this process a signal when its parent ends. Fails if `parent` is no longer its
+/// parent.
 #[cfg(target_os = "linux")]
 pub(super) fn end_with_parent(parent: &str, signal: Signal) -> Result<(), Error> {
     rustix::process::set_parent_process_death_signal(Some(signal)).map_err(|e| Error::Wait(e.into()))?;
-    // The parent may have ended before we asked.
+    // The parent may have ended before the call.
     if is_parent(parent) { Ok(()) } else { Err(Error::Orphan) }
 }
 
-/// Whether the parent of this process is the one with this number.
+/// Returns `true` if this process's parent has this id.
 pub(super) fn is_parent(process: &str) -> bool {
     getppid().is_some_and(|parent| parent.as_raw_nonzero().to_string() == process)
 }
 
-/// The processes of ranks that were started and not reaped. The id of each, which is that of its group, is its own until
-/// then. Any thread can end them.
+/// The rank processes that were started and not reaped. Until a process is reaped, the system does not reuse
+/// its id, which is also the id of its process group. Any thread can end them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Started(Arc<Mutex<HashSet<Pid>>>);
 
@@ -112,23 +114,24 @@ impl Started {
         Ok(child)
     }
 
-    /// Reaps children that are no ranks and have ended: what ranks have left behind, if this process adopts it.
+    /// Reaps ended children that are not ranks: processes that ranks have left behind and that this process
+    /// has adopted.
     pub(super) fn reap_strays(&self) {
         reap_but(&self.lock());
     }
 
-    /// Returns `true` if a process is there that a rank has left behind outside of its process group.
+    /// Returns `true` if a process exists that a rank has left behind outside of its process group.
     pub(super) fn has_strays(&self) -> bool {
         !reap_but(&self.lock()).is_empty()
     }
 
-    /// Ends what ranks have left behind outside of their process groups, if this process adopts it.
+    /// Ends adopted processes that ranks have left behind outside of their process groups.
     pub(super) fn end_strays(&self) {
         end_but(&self.lock());
     }
 
-    /// Ends all ranks and all that they have started, as far as this process adopts it. While the result is kept, no other
-    /// thread can start or reap a rank.
+    /// Ends all ranks, their process groups and the adopted processes. While the guard lives, no other thread
+    /// can start or reap a rank.
     pub(super) fn end_all(&self) -> MutexGuard<'_, HashSet<Pid>> {
         let started = self.lock();
         started.iter().for_each(|&rank| signal_group(rank, Signal::KILL));
@@ -137,14 +140,14 @@ impl Started {
     }
 }
 
-/// How long processes that have left their rank's group have to end when they are asked to.
+/// Time for processes outside their rank's group to end after SIGTERM.
 const STRAY_GRACE: Duration = Duration::from_millis(100);
-/// How long killed processes may take to be gone.
+/// Time for killed processes to disappear.
 const STRAY_LIMIT: Duration = Duration::from_secs(5);
-/// How often is looked whether they are.
+/// Interval between two checks for them.
 const STRAY_POLL: Duration = Duration::from_millis(2);
 
-/// Ends all children of this process but these. The children of one that ends become ours.
+/// Ends all children of this process except these. This process adopts the children of one that ends.
 fn end_but(these: &HashSet<Pid>) {
     let runtime = Runtime::system();
     let (grace, limit) = (runtime.deadline(STRAY_GRACE), runtime.deadline(STRAY_LIMIT));
@@ -155,7 +158,7 @@ fn end_but(these: &HashSet<Pid>) {
             break;
         }
         for stray in strays {
-            // It fails only if the stray has ended. The number is its own until it is reaped here.
+            // `kill` fails only if the process has ended. Its id is not reused before it is reaped here.
             if runtime.expired(grace) {
                 let _ = kill_process(stray, Signal::KILL);
                 killed.insert(stray);
@@ -165,18 +168,18 @@ fn end_but(these: &HashSet<Pid>) {
         }
         runtime.sleep(STRAY_POLL);
     }
-    // One of them may have been the launcher of another job.
+    // A killed process may have been the launcher of another job.
     killed.into_iter().for_each(secret::remove_files_of);
 }
 
-/// Reaps all children of this process that have ended but these, and returns those that have not.
+/// Reaps all ended children of this process except these, and returns the children that still run.
 fn reap_but(these: &HashSet<Pid>) -> Vec<Pid> {
     let others = children().into_iter().filter(|child| !these.contains(child));
     others.filter(|&child| matches!(waitpid(Some(child), WaitOptions::NOHANG), Ok(None))).collect()
 }
 
-/// The children of this process, as far as the system tells. What it adopts belongs to its first thread, which also starts
-/// the ranks.
+/// Returns the children of this process, or none if the system does not list them. Only the main thread
+/// starts ranks and adopts processes, so that the list of the main thread is complete.
 fn children() -> Vec<Pid> {
     let own = std::process::id();
     let list = std::fs::read_to_string(format!("/proc/self/task/{own}/children"));
@@ -184,13 +187,14 @@ fn children() -> Vec<Pid> {
     list.split_ascii_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
 }
 
-/// Signals a rank's process and all that is in its group.
+/// Signals a rank's process group.
 fn signal_group(rank: Pid, signal: Signal) {
-    // It fails only if nobody is left to be signalled.
+    // `kill` fails only if no process is left in the group.
     let _ = kill_process_group(rank, signal);
 }
 
-/// A process that has not been waited for: its id, and its group's, is its own until [`reap`](Self::reap).
+/// A process that has not been reaped. Until [`reap`](Self::reap), the system reuses neither its id nor the
+/// id of its group.
 #[derive(Debug)]
 pub(super) struct Running(Child);
 
@@ -203,12 +207,13 @@ impl Running {
         Pid::from_child(&self.0)
     }
 
-    /// Signals the process and all that it has started.
+    /// Signals the process and its group.
     pub(super) fn signal(&self, signal: Signal) {
         signal_group(self.pid(), signal);
     }
 
-    /// The status of the process, which has ended; what it has started and left in its group is killed.
+    /// Reaps the process, which has ended, and returns its status. Kills the processes that are left in its
+    /// group.
     pub(super) fn reap(mut self, started: &Started) -> io::Result<ExitStatus> {
         let mut started = started.lock();
         self.signal(Signal::KILL);
@@ -217,7 +222,7 @@ impl Running {
     }
 }
 
-/// Waits until a process has ended and leaves it to be reaped.
+/// Waits until a process has ended, without reaping it.
 pub(super) fn wait_for_end(pid: Pid) -> io::Result<()> {
     loop {
         match rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
@@ -227,14 +232,15 @@ pub(super) fn wait_for_end(pid: Pid) -> io::Result<()> {
     }
 }
 
-/// Whether a shell can let this process go on when it is stopped: whether it, or a script that it is a part of, was
-/// started as a job by a process of the same session. Otherwise its process group is orphaned, and the system itself
-/// stops none of it by SIGTSTP. Where there is no /proc, a shell can.
+/// Returns `true` if a shell can continue this process after a stop. That is the case if this process, or a
+/// script that it belongs to, was started as a job by a process of the same session. Otherwise its process
+/// group is orphaned, and the kernel ignores SIGTSTP for it. Without /proc, this returns `true`.
 pub(super) fn can_be_continued() -> bool {
     Kin::of("self").is_none_or(|own| own.is_in_a_job(Kin::of))
 }
 
-/// What a process belongs to. The group and the session are 0 if who leads them is out of sight, as in a container.
+/// The relations of a process. The group and the session are 0 if their leader is invisible, as in a
+/// container.
 #[derive(Clone, Copy)]
 struct Kin {
     process: u32,
@@ -244,10 +250,10 @@ struct Kin {
 }
 
 impl Kin {
-    /// What Linux says of a process.
+    /// Reads the relations of a process from /proc.
     fn of(process: impl Display) -> Option<Self> {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-        // The name between may hold anything.
+        // The command name in parentheses may contain any character.
         let (process, rest) = (stat.split(' ').next()?, stat.rsplit_once(") ")?.1);
         let mut numbers = rest.split(' ').skip(1).map_while(|word| word.parse().ok());
         Some(Self {
@@ -258,17 +264,17 @@ impl Kin {
         })
     }
 
-    /// Whether a process of the same session, but of another group, is one that it descends from.
+    /// Returns `true` if an ancestor of this process has the same session but another group.
     fn is_in_a_job(self, kin_of: impl Fn(u32) -> Option<Self>) -> bool {
         let mut kin = self;
-        // Who leads the session was started by a process of another.
+        // The parent of the session leader is in another session.
         while kin.process != self.session {
             kin = match kin_of(kin.parent) {
                 Some(parent) if parent.session != self.session => return false,
                 Some(parent) if parent.group != self.group => return true,
                 Some(parent) => parent,
-                // It can be hidden as another user's, such as sudo; who leads the session is still further on. But
-                // init, and what a container was started by, have no jobs.
+                // The parent may be hidden because another user owns it, as with sudo. The session leader is
+                // then still further up. Init, and the first process of a container, have no jobs.
                 None => return kin.parent > 1,
             };
         }
@@ -276,20 +282,21 @@ impl Kin {
     }
 }
 
-/// The signals that this process ignores, a bit for each from 1 on, if the system tells.
+/// Returns the signals that this process ignores as a bit mask, with bit 0 for signal 1; 0 if the system does
+/// not tell.
 pub(super) fn ignored_signals() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// What a shell would make of a status: the code, or 128 and the signal.
+/// Returns the exit code that a shell would report: the code, or 128 + the signal.
 pub(super) fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
 }
 
-/// A status in words.
+/// Describes a status.
 pub(super) fn describe(status: ExitStatus) -> String {
     match status.signal() {
         Some(signal) => format!("was killed by {}", signal_name(signal)),
@@ -297,7 +304,7 @@ pub(super) fn describe(status: ExitStatus) -> String {
     }
 }
 
-/// The usual name of a signal.
+/// Returns the name of a signal, such as `SIGTERM`.
 pub(super) fn signal_name(signal: i32) -> String {
     let name = signal_hook::low_level::signal_name(signal);
     name.map_or_else(|| format!("signal {signal}"), str::to_owned)
@@ -331,7 +338,8 @@ mod tests {
         check_program(OsStr::new(program), OsStr::new("/bin:/usr/bin")).unwrap();
     }
 
-    /// Each process is given by its id, and those of its parent, its group and its session; the first one is asked for.
+    /// Each process is given by its id and those of its parent, its group and its session. The first one is
+    /// tested.
     #[rstest]
     #[case::a_shell(&[[30, 20, 30, 20], [20, 10, 20, 20]], true)]
     #[case::a_script_of_a_shell(&[[40, 30, 30, 20], [30, 20, 30, 20], [20, 10, 20, 20]], true)]
@@ -341,7 +349,10 @@ mod tests {
     #[case::an_orphan(&[[30, 1, 30, 20], [1, 0, 1, 1]], false)]
     #[case::an_orphan_where_init_is_hidden(&[[30, 1, 30, 20]], false)]
     #[case::a_container(&[[2, 1, 0, 0], [1, 0, 0, 0]], false)]
-    fn a_job_can_be_continued_by_whoever_started_it(#[case] processes: &[[u32; 4]], #[case] can: bool) {
+    fn a_job_can_be_continued_by_the_shell_that_started_it(
+        #[case] processes: &[[u32; 4]],
+        #[case] can: bool,
+    ) {
         let kin_of = |id| {
             let &[process, parent, group, session] = processes.iter().find(|[process, ..]| *process == id)?;
             Some(Kin { process, parent, group, session })
@@ -352,11 +363,7 @@ mod tests {
     #[rstest]
     #[case(ExitStatus::from_raw(3 << 8), 3, "exited with code 3")]
     #[case(ExitStatus::from_raw(9), 137, "was killed by SIGKILL")]
-    fn a_status_is_told_as_a_shell_tells_it(
-        #[case] status: ExitStatus,
-        #[case] code: u8,
-        #[case] words: &str,
-    ) {
+    fn a_status_is_reported_as_by_a_shell(#[case] status: ExitStatus, #[case] code: u8, #[case] words: &str) {
         assert_eq!((exit_code(status), describe(status).as_str()), (code, words));
     }
 }

@@ -1,4 +1,4 @@
-//! The cores that each rank is bound to, and how many threads it computes with.
+//! The cores that each rank is bound to, and its number of threads.
 
 use std::process::Command;
 
@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use super::numa;
 
-/// Tells a rank's process its cores, as in `0,1`.
+/// Environment variable with the cores of a rank, such as `0,1`.
 pub(super) const CORES: &str = "DISTCTL_CORES";
 
-/// What `distctl run` binds ranks to.
+/// The resource that `distctl run` binds ranks to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Bind {
     /// An equal share of the cores that distctl may use; with more ranks than cores, ranks share cores evenly
@@ -22,7 +22,7 @@ pub(crate) enum Bind {
     None,
 }
 
-/// A rank's share of these cores.
+/// Returns a rank's share of these cores.
 pub(super) fn share(cores: &[usize], rank: usize, ranks: usize) -> &[usize] {
     if ranks > cores.len() {
         return &cores[rank % cores.len()..][..1];
@@ -30,7 +30,8 @@ pub(super) fn share(cores: &[usize], rank: usize, ranks: usize) -> &[usize] {
     &cores[rank * cores.len() / ranks..(rank + 1) * cores.len() / ranks]
 }
 
-/// What [`CORES`] is to say; `None` if the rank is not bound, or the system does not tell which cores there are.
+/// Returns the value of [`CORES`] for a rank; `None` if the rank is not bound, or the system does not list
+/// the cores.
 pub(super) fn of_rank(bind: Bind, rank: usize, ranks: usize) -> Option<String> {
     let cores = allowed().filter(|cores| !cores.is_empty())?;
     let share = match bind {
@@ -41,12 +42,12 @@ pub(super) fn of_rank(bind: Bind, rank: usize, ranks: usize) -> Option<String> {
     Some(share.iter().map(usize::to_string).collect::<Vec<_>>().join(","))
 }
 
-/// How many threads a rank computes with.
+/// Environment variable with the number of rayon's threads in a rank.
 const THREADS: &str = "RAYON_NUM_THREADS";
-/// That number, where a launcher has chosen it: another that is itself one of its ranks divides that among its own.
+/// The same number if a launcher has chosen it. A nested launcher divides it among its own ranks.
 const CHOSEN_THREADS: &str = "DISTCTL_THREADS";
 
-/// Tells one of so many ranks of this machine with how many threads to compute, unless somebody has said it.
+/// Sets the number of threads for one of `ranks` ranks on this machine, unless the user has set it.
 pub(super) fn tell_threads(command: &mut Command, ranks: usize) {
     if command.get_envs().any(|(name, _)| name == THREADS) {
         return;
@@ -54,14 +55,14 @@ pub(super) fn tell_threads(command: &mut Command, ranks: usize) {
     let [set, chosen] = [THREADS, CHOSEN_THREADS].map(std::env::var_os);
     if set.is_none() || set == chosen {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        // A rank may not be bound to the cores whose number it was told.
+        // A rank that was given a number of threads may not be bound to as many cores.
         let own = set.and_then(|threads| threads.to_str()?.parse().ok()).map_or(cores, |own| cores.min(own));
         let threads = (own / ranks).max(1).to_string();
         command.env(THREADS, &threads).env(CHOSEN_THREADS, &threads);
     }
 }
 
-/// The cores that this process may use.
+/// Returns the cores that this process may use.
 #[cfg(target_os = "linux")]
 pub(crate) fn allowed() -> Option<Vec<usize>> {
     let allowed = sched_getaffinity(None).ok()?;
@@ -73,7 +74,8 @@ pub(crate) fn allowed() -> Option<Vec<usize>> {
     None
 }
 
-/// Binds this process to what [`CORES`] says. It makes a job faster, not right: one that may not be bound runs unbound.
+/// Binds this process to the cores in [`CORES`]. Binding only affects speed: if it fails, the rank runs
+/// unbound.
 #[cfg(target_os = "linux")]
 pub(super) fn bind() {
     let Ok(cores) = std::env::var(CORES) else { return };

@@ -1,4 +1,5 @@
-//! How many files may be open: in the launcher as many as the system permits, in ranks as many as before.
+//! Limits of open files: the launcher raises its limit as far as the system permits, and ranks get the
+//! original limit.
 
 use std::process::Command;
 
@@ -6,38 +7,38 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::Error;
 
-/// Tells a rank's process how many it may have open.
+/// Environment variable with a rank's limit of open files.
 pub(super) const FILES: &str = "DISTCTL_FILES";
 
-/// Files that a launcher has open beside those of its ranks, by a generous guess.
+/// Generous estimate of the launcher's open files besides those of its ranks.
 const OTHERS: u64 = 32;
 
-/// How many files the launcher of so many ranks may have open at once: two pipes for each of them, a connection to each
-/// of those, on any machine, whose coordinator it hosts, and what keeps their output.
+/// Returns the number of files that the launcher needs: two pipes for each of its ranks, one connection to
+/// each of the `hosted` ranks whose coordinator it is, and the logs.
 pub(crate) const fn needed(ranks: usize, hosted: usize, logs: usize) -> u64 {
     2 * ranks as u64 + hosted as u64 + logs as u64 + OTHERS
 }
 
-/// How many this process might have open before it asked for more.
+/// The limit of open files before [`raise`](Self::raise).
 #[derive(Debug)]
 pub(super) struct Before(Option<u64>);
 
 impl Before {
-    /// Lets this process have as many open as it can.
+    /// Raises this process's limit to the maximum.
     pub(super) fn raise() -> Self {
         let limit = getrlimit(Resource::Nofile);
-        // Where that is refused, the limit stays as it is.
+        // If that is refused, the limit stays as it is.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
         Self(limit.current)
     }
 
-    /// Gives a rank what this process was given.
+    /// Passes the original limit to a rank.
     pub(super) fn tell(&self, command: &mut Command) {
         command.envs(self.0.map(|files| (FILES, files.to_string())));
     }
 }
 
-/// Says that so many ranks are too many for one launcher, before any is started.
+/// Returns an error if the launcher's limit is too low for its ranks, before any rank is started.
 pub(super) fn check(ranks: usize, hosted: usize, logs: usize) -> Result<(), Error> {
     let (needed, limit) = (needed(ranks, hosted, logs), getrlimit(Resource::Nofile).current);
     match limit.filter(|&limit| limit < needed) {
@@ -46,11 +47,11 @@ pub(super) fn check(ranks: usize, hosted: usize, logs: usize) -> Result<(), Erro
     }
 }
 
-/// Lets this process have as many open as the launcher might before.
+/// Restores the limit that the launcher had before it raised its own.
 pub(super) fn restore() {
     let files = std::env::var(FILES).ok().and_then(|files| files.parse().ok());
     if let Some(current) = files {
-        // Less is always allowed.
+        // A lower limit is always allowed.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(current), ..getrlimit(Resource::Nofile) });
     }
 }

@@ -1,15 +1,16 @@
-//! The front process: the one that a user starts. It starts the launcher, which starts the ranks, passes signals on to it,
-//! and ends as the launcher ends.
+//! The front process, which the user starts. It starts the launcher, which starts the ranks. It forwards
+//! signals to the launcher and ends as the launcher ends.
 //!
-//! A launcher that is killed cannot end its ranks, so that somebody else has to. If the front process is killed, the launcher
-//! ends the ranks and all that they have started. It is in a session of its own, which no terminal and no shell signals. If the
-//! launcher is killed, the front process does the same.
+//! A killed launcher cannot end its ranks; the front process then ends the ranks and all their descendants.
+//! If the front process is killed, the launcher does the same. The launcher is in a session of its own, which
+//! receives no signals from a terminal or a shell.
 
 use crate::Error;
 use crate::outcome::Outcome;
 
-/// Runs `job` in a launcher that outlives this process for as long as it takes to end the ranks. On systems other than
-/// Linux, which tell no process that its parent has ended, this process is the launcher itself.
+/// Runs `job` in a launcher, which outlives this process for as long as it takes to end the ranks. On systems
+/// other than Linux a process is not notified that its parent has ended, and this process is the launcher
+/// itself.
 pub(crate) fn in_launcher(job: impl FnOnce() -> Result<Outcome, Error>) -> Result<Outcome, Error> {
     #[cfg(target_os = "linux")]
     {
@@ -21,15 +22,15 @@ pub(crate) fn in_launcher(job: impl FnOnce() -> Result<Outcome, Error>) -> Resul
     }
 }
 
-/// Tells the launcher the process that has started it.
+/// Environment variable with the id of the launcher's front process.
 pub(super) const FRONT: &str = "DISTCTL_FRONT";
 
-/// Returns `true` in the launcher, whose front process has said already what there is to say.
+/// Returns `true` in the launcher. Its front process has already printed messages about the arguments.
 pub(crate) fn is_launcher() -> bool {
     std::env::var_os(FRONT).is_some()
 }
 
-/// Whether this process is a launcher whose front process has ended.
+/// Returns `true` if this process is a launcher whose front process has ended.
 pub(super) fn is_abandoned() -> bool {
     std::env::var(FRONT).is_ok_and(|front| !super::child::is_parent(&front))
 }
@@ -53,29 +54,30 @@ mod linux {
     use crate::outcome::{Outcome, Stop};
     use crate::output::say;
 
-    /// The launcher's name in lists of processes. It does not contain `distctl`, so that `killall -9 distctl` leaves somebody
-    /// to end the ranks.
+    /// The launcher's name in process lists. It does not contain `distctl`, so that `killall -9 distctl` does
+    /// not kill the process that ends the ranks.
     const NAME: &std::ffi::CStr = c"dist-launcher";
 
-    /// Makes this process the launcher if it was started as one; `false` if it was not.
+    /// Makes this process the launcher if it was started as one. Returns `false` otherwise.
     pub(super) fn become_launcher() -> Result<bool, Error> {
         let Ok(front) = std::env::var(FRONT) else { return Ok(false) };
-        // A stopped launcher has to go on to notice that its front process has ended: this signal lets it.
+        // A stopped launcher must continue in order to notice that its front process has ended. SIGCONT makes
+        // it continue.
         child::end_with_parent(&front, Signal::CONT)?;
-        // It makes the launcher safer, and it works without.
+        // If one of these calls fails, the launcher still works, but is not protected in this way.
         let _ = rustix::thread::set_name(NAME);
         let _ = setsid();
         adopt_orphans();
         Ok(true)
     }
 
-    /// Makes this process the parent of what its descendants leave behind.
+    /// Makes this process adopt the orphans of its descendants.
     fn adopt_orphans() {
-        // Without it, what leaves the process group of its rank is not ended with the job.
+        // If this fails, processes outside the process group of their rank are not ended with the job.
         let _ = set_child_subreaper(Some(rustix::process::getpid()));
     }
 
-    /// Starts the launcher with the arguments of this process, and returns how it ended.
+    /// Starts the launcher with the arguments of this process, and returns its outcome.
     pub(super) fn start_launcher() -> Result<Outcome, Error> {
         let heard = signals::heeded().into_iter().chain([SIGCHLD]);
         let mut signals = Signals::new(heard).map_err(Error::Signals)?;
@@ -89,9 +91,9 @@ mod linux {
         for signal in signals.forever() {
             match signal {
                 SIGCHLD => {}
-                // Nothing stops where no shell could let it go on.
+                // Do not stop if no shell could continue this job.
                 SIGTSTP if !child::can_be_continued() => {}
-                // It has not been waited for: the number is its own.
+                // The launcher has not been reaped, so that its id is not reused.
                 signal => send(pid, signal),
             }
             if let Some(status) = launcher.try_wait().map_err(Error::Wait)? {
@@ -104,12 +106,12 @@ mod linux {
                 send(pid, SIGCONT);
             }
         }
-        unreachable!("nobody closes the list of signals")
+        unreachable!("the list of signals is never closed")
     }
 
     fn send(launcher: Pid, signal: i32) {
         if let Some(signal) = Signal::from_named_raw(signal) {
-            // It fails only if the launcher has ended, which is noticed.
+            // `kill` fails only if the launcher has ended. The caller notices that.
             let _ = kill_process(launcher, signal);
         }
     }
@@ -119,8 +121,8 @@ mod linux {
         matches!(waitid(WaitId::Pid(launcher), options), Ok(Some(status)) if status.stopped())
     }
 
-    /// What this process is to end with when the launcher has ended like this. If that was not in order, ends what it has
-    /// left behind.
+    /// Returns the outcome of this process for the status of the launcher. If a signal ended the launcher,
+    /// ends the ranks and removes the secret files that it has left behind.
     fn end_as(status: ExitStatus, launcher: Pid) -> Outcome {
         let Some(signal) = status.signal() else {
             return match child::exit_code(status) {

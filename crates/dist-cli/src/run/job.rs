@@ -1,4 +1,4 @@
-//! A job as far as it runs on this machine: how its processes are started, and started again.
+//! The part of a job on this machine: start and restart of its ranks.
 
 use std::ffi::OsString;
 use std::ops::Range;
@@ -22,14 +22,14 @@ use super::watch::{Ended, Event, LAST_WORDS, PATIENCE, Watch};
 use crate::Error;
 use crate::outcome::{Outcome, Stop};
 
-/// What follows a start that failed.
+/// The decision after a failed start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NextStart {
-    /// The start of this number.
+    /// Start the job again, with this number of the start.
     Number(u16),
-    /// None, because the first machine starts the job no more.
+    /// Give up, because the first machine does not restart the job.
     Never,
-    /// None, because this signal has come.
+    /// End, because this signal arrived.
     Stopped(i32),
 }
 
@@ -37,24 +37,24 @@ pub(super) enum NextStart {
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) ranks: usize,
-    /// The number of the first of them in the world.
+    /// The world rank of the first of them.
     pub(crate) first: usize,
     pub(crate) program: OsString,
     pub(crate) arguments: Vec<OsString>,
-    /// How long the other ranks have to say what they saw, once one has failed.
+    /// Time for the other ranks to report their errors after the first failure.
     pub(crate) last_words: Duration,
-    /// How long between asking a process to end and ending it.
+    /// Time from the signal that asks a process to end until it is killed.
     pub(crate) grace: Duration,
     pub(crate) bind: Bind,
-    /// The machines that it runs on, if this is not the only one; `ranks` are those of each.
+    /// The machines of the job if there are several. Each of them runs `ranks` ranks.
     pub(crate) nodes: Option<Nodes>,
-    /// How often it is started again after a failure.
+    /// Maximum number of restarts after a failure.
     pub(crate) restarts: u16,
-    /// Variables that ranks see beside those of this process.
+    /// Variables of the ranks in addition to those of this process.
     pub(crate) environment: Vec<(OsString, OsString)>,
 }
 
-/// What hears of signals, also between two jobs: the next one ends because of them.
+/// The receiver of signals, which outlives a job: a signal between two jobs ends the next one.
 #[derive(Debug)]
 pub(crate) struct Launcher {
     runtime: Runtime,
@@ -65,7 +65,7 @@ pub(crate) struct Launcher {
 }
 
 impl Launcher {
-    /// Where a signal to the job can be sent that did not come to this process itself.
+    /// Returns the queue for signals to the job that did not arrive at this process.
     pub(super) fn events(&self) -> &Mailbox<Event> {
         &self.events
     }
@@ -85,7 +85,7 @@ impl Launcher {
 }
 
 impl Job {
-    /// A job with the usual grace, each rank bound to its share of the cores.
+    /// Creates a job with the default grace period. Each rank is bound to its share of the cores.
     pub(crate) fn of(ranks: usize, program: OsString, arguments: Vec<OsString>) -> Self {
         Self {
             ranks,
@@ -101,18 +101,18 @@ impl Job {
         }
     }
 
-    /// This very command, as the program of each rank.
+    /// Creates a job that runs this command in each rank.
     fn of_this_command(ranks: usize) -> Result<Self, Error> {
         let own = child::own_program().map_err(Error::OwnProgram)?;
         Ok(Self::of(ranks, own.into_os_string(), std::env::args_os().skip(1).collect()))
     }
 
-    /// The ranks of this machine.
+    /// Returns the ranks of this machine.
     pub(super) fn local(&self) -> Range<usize> {
         self.first..self.first + self.ranks
     }
 
-    /// How many ranks, on any machine, have their coordinator here.
+    /// Returns the number of ranks on all machines whose coordinator is in this process.
     fn hosted(&self) -> usize {
         match &self.nodes {
             None => self.ranks,
@@ -121,7 +121,7 @@ impl Job {
         }
     }
 
-    /// Says that this process may not have as many files open as the job takes, with so many that keep output.
+    /// Checks that the limit of open files suffices for the job and this number of logs.
     pub(super) fn check_files(&self, logs: usize) -> Result<(), Error> {
         files::check(self.ranks, self.hosted(), logs)
     }
@@ -133,7 +133,7 @@ impl Job {
         }
     }
 
-    /// Starts all ranks and returns when none is left, and none is to be started again.
+    /// Starts all ranks and returns when all have ended and the job is not restarted.
     pub(crate) fn run_by(&self, launcher: &mut Launcher, take: Arc<dyn Take>) -> Result<Outcome, Error> {
         self.check_files(0)?;
         let Launcher { runtime, events, inbox, files, started } = launcher;
@@ -158,12 +158,12 @@ impl Job {
             voice.send(format!("starting the job again, {restart} of at most {} times", self.restarts));
         };
         drop(voice);
-        // What was said before an error comes before it.
+        // Messages that precede the error are printed before it.
         let _ = speaker.join_by(runtime.deadline(PATIENCE));
         ended
     }
 
-    /// The start that follows one that failed, once it can be.
+    /// Returns the start that follows a failed one. Waits for the first machine if necessary.
     fn next_start(
         &self,
         failed: u16,
@@ -179,7 +179,7 @@ impl Job {
         }
     }
 
-    /// Starts the ranks, which meet as they are told, and returns when none is left.
+    /// Starts the ranks with the given rendezvous, and returns when all have ended.
     pub(super) fn run_at(
         &self,
         meeting: Meeting,
@@ -241,8 +241,8 @@ impl Job {
     }
 }
 
-/// What a command does as a rank of a job, once it is prepared for that number of ranks. Where this process is no rank,
-/// the same command is started as the program of a job of its own.
+/// Prepares a command for a number of ranks and runs it as a rank of the current job. If this process is not
+/// a rank, starts the same command as the program of a job of its own.
 pub(crate) fn in_a_job<T>(
     ranks: Option<usize>,
     prepare: impl FnOnce(usize) -> Result<T, Error>,
@@ -251,7 +251,7 @@ pub(crate) fn in_a_job<T>(
     if !Config::is_in_env() {
         let ranks = ranks.unwrap_or(RANKS_DEFAULT);
         return in_launcher(|| {
-            // What makes no sense is said once.
+            // Errors in the arguments are reported once, not by each rank.
             prepare(ranks)?;
             Job::of_this_command(ranks)?.run_by(&mut Launcher::new()?, Arc::new(Forward::untagged()))
         });
@@ -259,16 +259,18 @@ pub(crate) fn in_a_job<T>(
     let config = Config::from_env()?;
     let world_size = config.rank().world_size();
     if let Some(ranks) = ranks.filter(|&ranks| ranks != world_size) {
-        return Err(Error::Usage(format!("--ranks {ranks} inside a job of {world_size}")));
+        return Err(Error::Usage(format!(
+            "--ranks {ranks} contradicts the size of the current job, {world_size}"
+        )));
     }
     be_a_rank(&config, prepare(world_size)?)
 }
 
-/// How many processes are started when nothing is said.
+/// Default number of processes.
 const RANKS_DEFAULT: usize = 2;
 
-/// A thread that says what this process has to say: whoever takes it may do so slowly or not at all, and the end of
-/// the job must not wait for that.
+/// Starts a thread that writes this process's messages. `take` may block for any time, and the end of the job
+/// must not wait for it.
 pub(super) fn voice(runtime: &Runtime, take: Arc<dyn Take>) -> Result<(Mailbox<String>, Task<()>), Error> {
     let (voice, mut words) = runtime.mailbox::<String>();
     let speak = move || {

@@ -1,4 +1,4 @@
-//! What ranks print: taken line by line, so that no line is ever torn by another.
+//! Output of the ranks. It is forwarded line by line, so that the lines of two ranks do not mix.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 use super::watch::Event;
 use crate::{Error, output};
 
-/// Longer lines are cut into lines of this length, so that a rank cannot fill the memory with one.
+/// Maximum length of a line. Longer lines are cut, so that a rank cannot fill the memory with one line.
 const LINE_BYTES_MAX: u64 = 1 << 20;
 
-/// Which of its two outputs a rank wrote to.
+/// One of the two output streams of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Stream {
     Output,
@@ -35,21 +35,22 @@ impl fmt::Display for Stream {
     }
 }
 
-/// Where lines go.
+/// A sink for the output of the ranks and of the launcher.
 pub(crate) trait Take: Send + Sync {
-    /// Takes one line, its end included.
+    /// Writes one line, which includes its newline.
     ///
     /// # Errors
-    /// If it cannot be written; the job is then ended, as a pipeline is whose reader has left.
+    /// Returns an error if the line cannot be written. The job then ends, as a pipeline does if its reader
+    /// has closed it.
     fn take(&self, rank: usize, stream: Stream, line: &[u8]) -> Result<(), Error>;
 
-    /// Takes what the launcher itself has to say.
+    /// Writes a message of the launcher.
     fn say(&self, text: &str) {
         output::say(text);
     }
 }
 
-/// Gives each line to `take`, until the rank closes its end. The last line is ended if the rank did not.
+/// Passes each line to `take` until the rank closes its end. Adds a newline to the last line if it has none.
 fn read_lines(
     rank: usize,
     source: impl Read,
@@ -63,7 +64,7 @@ fn read_lines(
         if read.map_err(|source| Error::Printed { rank, source })? == 0 {
             return Ok(());
         }
-        // Of a line that was cut, its end may be all that is left.
+        // After a cut at the limit, the rest of the line may be only its newline.
         let is_rest = is_cut && line == b"\n";
         is_cut = line.last() != Some(&b'\n');
         if is_cut {
@@ -76,14 +77,14 @@ fn read_lines(
     }
 }
 
-/// A thread that passes on what a rank prints.
+/// A thread that forwards one output stream of a rank.
 pub(super) struct Reader {
     pub(super) task: Task<()>,
-    /// Whether it has a line that is still to be taken, and does not wait for the rank.
+    /// `true` while it forwards a line; `false` while it waits for the rank.
     pub(super) is_passing: Arc<AtomicBool>,
 }
 
-/// Starts such a thread.
+/// Starts the thread of a [`Reader`].
 pub(super) fn reader(
     runtime: &Runtime,
     rank: usize,
@@ -101,7 +102,7 @@ pub(super) fn reader(
             passing.store(false, Ordering::Relaxed);
             passed
         };
-        // The pipe is closed after that: the rank may end because of it.
+        // The pipe is closed only after the event: the rank may end because of the closed pipe.
         if let Err(error) = read_lines(rank, &mut source, pass) {
             events.send(Event::Unwritable(error));
         }
@@ -110,35 +111,35 @@ pub(super) fn reader(
     Ok(Reader { task, is_passing })
 }
 
-/// A file that keeps what a rank prints.
+/// A file with the output of a rank.
 #[derive(Debug)]
 struct Log {
     path: PathBuf,
     file: Mutex<File>,
 }
 
-/// Passes lines on to this process's own output and error output, and into a log per rank.
+/// A sink that forwards lines to the stdout and stderr of this process and to one log per rank.
 #[derive(Debug)]
 pub(crate) struct Forward {
     tag_output: bool,
     tag_error: bool,
-    /// By rank.
+    /// The logs by rank.
     logs: BTreeMap<usize, Log>,
 }
 
 impl Forward {
-    /// Lines begin with their rank if `tag` says so, and on a terminal.
+    /// Creates a sink. Lines begin with their rank if `tag` is set, and always on a terminal.
     pub(crate) fn new(tag: bool) -> Self {
         let tag_output = tag || io::stdout().is_terminal();
         Self { tag_output, tag_error: tag || io::stderr().is_terminal(), logs: BTreeMap::new() }
     }
 
-    /// Lines are passed on as they are.
+    /// Creates a sink that does not change lines.
     pub(crate) fn untagged() -> Self {
         Self { tag_output: false, tag_error: false, logs: BTreeMap::new() }
     }
 
-    /// Keeps what each rank prints in a file of its own too.
+    /// Also writes the output of each rank to a file in this folder.
     pub(crate) fn with_logs(mut self, folder: &Path, ranks: Range<usize>) -> Result<Self, Error> {
         let failed = |source| Error::LogFolder { folder: folder.to_owned(), source };
         std::fs::create_dir_all(folder).map_err(failed)?;
@@ -182,13 +183,13 @@ mod tests {
     }
 
     #[test]
-    fn text_is_taken_line_by_line_and_the_last_line_is_ended() {
+    fn text_is_forwarded_line_by_line_and_the_last_line_gets_a_newline() {
         assert_eq!(lines_of(b"one\n\ntwo"), [b"one\n".to_vec(), b"\n".to_vec(), b"two\n".to_vec()]);
         assert!(lines_of(b"").is_empty());
     }
 
     #[test]
-    fn bytes_that_are_no_text_pass_through() {
+    fn bytes_that_are_not_utf8_are_forwarded() {
         assert_eq!(lines_of(b"\xff\x00\n"), [b"\xff\x00\n".to_vec()]);
     }
 
@@ -196,7 +197,7 @@ mod tests {
     fn an_endless_line_is_cut() {
         let lines = lines_of(&vec![b'x'; 3 << 19]);
         assert_eq!(lines.iter().map(Vec::len).collect::<Vec<_>>(), [(1 << 20) + 1, (1 << 19) + 1]);
-        // One that is just as long is whole.
+        // A line of exactly the maximum length is not cut.
         let whole = [&[b'x'; 1 << 20][..], b"\n\n"].concat();
         assert_eq!(lines_of(&whole).iter().map(Vec::len).collect::<Vec<_>>(), [(1 << 20) + 1, 1]);
     }

@@ -1,4 +1,5 @@
-//! Where the ranks of a job meet, on this machine or on several, and what they are told of it.
+//! The rendezvous of a job, on this machine or on several, and the environment variables that describe it to
+//! the ranks.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -12,56 +13,56 @@ use super::secret::{SecretFile, own_name};
 use crate::Error;
 use crate::address::Address;
 
-/// Variables of a surrounding launcher's job that lead elsewhere if this job's ranks see them.
+/// Variables of a surrounding launcher's job, which would mislead the ranks of this job.
 const FOREIGN: [&str; 4] =
     ["DIST_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"];
 
-/// The machines of a job: the same program is started on each of them, with as many ranks.
+/// The machines of a job. Each of them starts the same program with the same number of ranks.
 #[derive(Debug)]
 pub(crate) struct Nodes {
     pub(crate) count: usize,
-    /// Which of them this is.
+    /// The index of this machine.
     pub(crate) index: usize,
-    /// Where the coordinator listens, on the first of them.
+    /// The address of the coordinator, on the first machine.
     pub(crate) rendezvous: Address,
-    /// What the names of its starts begin with.
+    /// Common prefix of the names of all starts.
     pub(crate) job: String,
-    /// The secret of the job, which somebody has put on each of them.
+    /// The secret of the job, which the user has copied to each machine.
     pub(super) secret: Arc<SecretFile>,
 }
 
 impl Nodes {
-    /// Where a start of the job meets, if it was started so often before.
+    /// Returns the port of a start, given the number of restarts before it.
     pub(super) fn port(&self, restart: u16) -> u16 {
         self.rendezvous.port.checked_add(restart).expect("the last one is a port too")
     }
 }
 
-/// How long the coordinator on another machine is looked for to be told that ranks of this one have ended.
+/// Time limit of reporting ended ranks to the coordinator on another machine.
 const TELL_LIMIT: Duration = Duration::from_secs(60);
 
-/// What all ranks of a job have in common.
+/// The rendezvous of one start of a job.
 #[derive(Debug)]
 pub(super) struct Meeting {
     job: String,
-    /// How often the job was started before.
+    /// Number of restarts before this start.
     restart: u16,
     world_size: usize,
     address: Address,
     secret: Arc<SecretFile>,
-    /// Unless another machine hosts it.
+    /// `None` if another machine hosts the coordinator.
     coordinator: Option<Coordinator>,
 }
 
 impl Meeting {
-    /// Of a job on this machine alone, which nobody else can join.
+    /// Creates the rendezvous of a job on this machine only. No other process can join it.
     pub(super) fn here(world_size: usize, restart: u16) -> Result<Self, Error> {
         let job = own_name();
         let secret = Arc::new(SecretFile::create(&job)?);
         Self::hosted(&Address { host: "127.0.0.1".to_owned(), port: 0 }, world_size, restart, &job, secret)
     }
 
-    /// Of a job whose coordinator this process hosts. Port 0 is any that is free.
+    /// Creates a rendezvous whose coordinator is in this process. Port 0 selects a free port.
     pub(super) fn hosted(
         at: &Address,
         world_size: usize,
@@ -76,7 +77,7 @@ impl Meeting {
         Ok(Self { coordinator: Some(coordinator), ..joined })
     }
 
-    /// Of a job whose coordinator another machine hosts.
+    /// Creates a rendezvous whose coordinator is on another machine.
     pub(super) fn joined(
         at: &Address,
         world_size: usize,
@@ -87,13 +88,13 @@ impl Meeting {
         Self { job: job.to_owned(), restart, world_size, address: at.clone(), secret, coordinator: None }
     }
 
-    /// Where the ranks meet.
+    /// Returns the address of the coordinator.
     pub(super) const fn address(&self) -> &Address {
         &self.address
     }
 
-    /// Of a job on several machines. Each start meets at a port of its own: on another machine it may begin while here
-    /// the one before has not ended.
+    /// Creates the rendezvous of a job on several machines. Each start has a port of its own, because a start
+    /// may begin on one machine before the previous start has ended on another.
     pub(super) fn across(nodes: &Nodes, world_size: usize, restart: u16) -> Result<Self, Error> {
         let job = format!("{}-{restart}", nodes.job);
         let secret = nodes.secret.clone();
@@ -105,12 +106,12 @@ impl Meeting {
         if let Some(at) = meeting.coordinator.as_ref().map(Coordinator::address)
             && at.ip().is_loopback()
         {
-            tracing::warn!(%address, %at, "the job's address is one that no other machine reaches");
+            tracing::warn!(%address, %at, "the job's address is a loopback address, which no other machine can reach");
         }
         Ok(meeting)
     }
 
-    /// Tells a rank's process where to go, and hides what a surrounding launcher has said about its own job.
+    /// Sets the variables that describe the job to a rank, and removes those of a surrounding launcher's job.
     pub(super) fn tell(&self, command: &mut Command) {
         for variable in FOREIGN {
             command.env_remove(variable);
@@ -121,13 +122,13 @@ impl Meeting {
         command.env("DIST_COORDINATOR", "external").env("DIST_RESTART", self.restart.to_string());
     }
 
-    /// Why the job was aborted, if that is known here.
+    /// Returns the cause of an abort if the coordinator is in this process and knows it.
     pub(super) fn aborted(&self) -> Option<Abort> {
         self.coordinator.as_ref()?.aborted()
     }
 
-    /// Tells the coordinator that the processes of these ranks have ended. If it is on another machine, a thread does that,
-    /// which is returned.
+    /// Reports to the coordinator that the processes of these ranks have ended. If the coordinator is on
+    /// another machine, a thread does that, which is returned.
     pub(super) fn tell_ended(&self, ranks: Vec<usize>, runtime: &Runtime) -> Result<Option<Task<()>>, Error> {
         if let Some(coordinator) = &self.coordinator {
             ranks.into_iter().for_each(|rank| coordinator.record_ended(rank));
@@ -139,19 +140,19 @@ impl Meeting {
         let config = config.with_secret(self.secret.secret().clone());
         let tell = move || {
             if let Err(error) = Coordinator::tell_ended(&config, &ranks) {
-                // As when the job is over there, too.
+                // This is also the case if the job on the first machine is over.
                 tracing::debug!(%error, ?ranks, "the coordinator was not told that these ranks have ended");
             }
         };
         runtime.spawn("ended", tell).map(Some).map_err(Error::Thread)
     }
 
-    /// Whether the coordinator is in this process.
+    /// Returns `true` if the coordinator is in this process.
     pub(super) const fn is_hosted(&self) -> bool {
         self.coordinator.is_some()
     }
 
-    /// How many ranks would miss the coordinator that this process hosts.
+    /// Returns the number of ranks that still need the coordinator in this process.
     pub(super) fn present(&self) -> usize {
         self.coordinator.as_ref().map_or(0, Coordinator::present)
     }

@@ -1,5 +1,5 @@
-//! `distctl run`: one program, started once per rank on this machine, which may be one of several, or on hosts that ssh
-//! reaches.
+//! `distctl run`: starts a program once per rank on this machine, on several machines with one `distctl`
+//! each, or on hosts over ssh.
 
 mod again;
 mod child;
@@ -86,7 +86,7 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// The hosts that are listed, if any are.
+    /// Returns the hosts of the arguments, if there are any.
     fn listed_hosts(&self) -> Result<Option<Vec<Host>>, Error> {
         match &self.hostfile {
             Some(file) => read(file).map(Some),
@@ -95,24 +95,26 @@ impl Arguments {
         }
     }
 
-    /// The machines of the job, if it runs on several.
+    /// Returns the machines of the job, if it runs on several.
     fn nodes(&self) -> Result<Option<Nodes>, Error> {
         let (Some(count), Some(index), Some(rendezvous)) = (self.nnodes, self.node_rank, &self.rdzv) else {
             return Ok(None);
         };
         if index >= count {
-            return Err(Error::Usage(format!("there is no machine {index} of {count}: they count from 0")));
+            return Err(Error::Usage(format!(
+                "--node-rank {index} is not below --nnodes {count}: machines are numbered from 0"
+            )));
         }
         let (port, restarts) = (rendezvous.port, self.max_restarts);
         if port.checked_add(restarts).is_none() {
             return Err(Error::Usage(format!(
-                "there is no port {restarts} after {port}, at which the job could meet again"
+                "port {port} plus {restarts} restarts exceeds the largest port: each restart uses the next port"
             )));
         }
         let Some(secret) = std::env::var_os("DIST_SECRET_FILE") else {
             return Err(Error::Usage(
-                "a job on several machines needs a secret: put the same file on each, \
-                 readable by its owner only, and say where it is in DIST_SECRET_FILE"
+                "a job on several machines needs a secret: copy the same file to each machine, \
+                 readable by its owner only, and set DIST_SECRET_FILE to its path"
                     .to_owned(),
             ));
         };
@@ -123,12 +125,12 @@ impl Arguments {
     }
 }
 
-/// Runs the part of a job on several hosts that this process's input tells.
+/// Runs the part of a job on several hosts that is described on stdin.
 pub(crate) fn run_part() -> Result<Outcome, Error> {
     in_launcher(hosts::run_part)
 }
 
-/// Runs the job as far as it is on this machine, to its end; the exit code is the first failing rank's.
+/// Runs the job, or its part on this machine, to its end. The exit code is that of the first failed rank.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     in_launcher(|| launch(arguments))
 }
@@ -143,7 +145,7 @@ fn launch(arguments: &Arguments) -> Result<Outcome, Error> {
     }
 }
 
-/// Runs the job on hosts that ssh reaches.
+/// Runs the job on hosts over ssh.
 fn launch_on(hosts: Vec<Host>, arguments: &Arguments) -> Result<Outcome, Error> {
     let counts = counts(&hosts, arguments.ranks)?;
     let distctl = arguments.remote_distctl.as_deref();

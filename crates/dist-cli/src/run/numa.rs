@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-/// Where Linux lists them.
+/// Folder in which Linux lists the nodes.
 const FOLDER: &str = "/sys/devices/system/node";
 
 /// A NUMA node.
@@ -13,12 +13,13 @@ pub(crate) struct NumaNode {
     pub(crate) cores: Vec<usize>,
 }
 
-/// Returns the nodes of this machine; none if the system does not tell.
+/// Returns the nodes of this machine, or none if the system does not list them.
 pub(crate) fn nodes() -> Vec<NumaNode> {
     nodes_in(Path::new(FOLDER))
 }
 
-/// Returns the nodes that a folder lists as Linux does: `node0/cpulist` and so on. Nodes without cores have memory only.
+/// Returns the nodes in a folder with the layout of [`FOLDER`], such as `node0/cpulist`. Nodes without cores
+/// are left out.
 fn nodes_in(folder: &Path) -> Vec<NumaNode> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut nodes: Vec<NumaNode> = entries
@@ -33,7 +34,7 @@ fn nodes_in(folder: &Path) -> Vec<NumaNode> {
     nodes
 }
 
-/// Parses a list of cores, as in `0-3,8`.
+/// Parses a list of cores such as `0-3,8`.
 fn parse_list(text: &str) -> Option<Vec<usize>> {
     let ranges = text.trim().split(',').filter(|range| !range.is_empty());
     let ranges = ranges.map(|range| {
@@ -43,8 +44,8 @@ fn parse_list(text: &str) -> Option<Vec<usize>> {
     Some(ranges.collect::<Option<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
-/// Returns the cores of a rank so that each rank stays within a node, or has whole nodes if there are fewer ranks than
-/// nodes. Neighbouring ranks share a node. Only these cores may be used.
+/// Returns the allowed cores of a rank. Each rank stays within a node, or has whole nodes if there are fewer
+/// ranks than nodes. Neighbouring ranks share a node.
 pub(super) fn share(nodes: &[NumaNode], allowed: &[usize], rank: usize, ranks: usize) -> Vec<usize> {
     let nodes: Vec<Vec<usize>> = nodes
         .iter()
@@ -69,7 +70,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder like Linux's, with these lists of cores.
+    /// Creates a folder with the layout of [`FOLDER`] and these lists of cores.
     fn topology(lists: &[&str]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for (number, list) in lists.iter().enumerate() {
@@ -86,13 +87,13 @@ mod tests {
     #[case(&["0,2,4-5", "1,3,6-7"], &[&[0, 2, 4, 5][..], &[1, 3, 6, 7]])]
     #[case::memory_only(&["0-1", "", "2"], &[&[0, 1][..], &[2]])]
     #[case::not_told(&[], &[])]
-    fn nodes_are_read_from_the_folder_of_the_system(#[case] lists: &[&str], #[case] expected: &[&[usize]]) {
+    fn nodes_are_read_from_the_layout_of_linux(#[case] lists: &[&str], #[case] expected: &[&[usize]]) {
         let folder = topology(lists);
         let cores: Vec<_> = nodes_in(folder.path()).into_iter().map(|node| node.cores).collect();
         assert_eq!(cores, expected);
     }
 
-    /// Nodes whose cores are numbered in turn, as on many machines.
+    /// Cores are numbered alternately over the nodes, as on many machines.
     #[rstest]
     #[case(1, &[&[0, 2, 4, 6, 1, 3, 5, 7][..]])]
     #[case(2, &[&[0, 2, 4, 6][..], &[1, 3, 5, 7]])]
@@ -110,12 +111,12 @@ mod tests {
         assert_eq!(shares, expected);
     }
 
-    /// As in a container that has a part of the machine.
+    /// A container may have a part of the machine's cores.
     #[rstest]
     #[case(&["0-3", "4-7"], &[2, 3], &[&[2][..], &[3]])]
     #[case(&["0-3", "4-7"], &[3, 4, 5], &[&[3][..], &[4, 5]])]
     #[case::not_told(&[], &[1, 2], &[&[1][..], &[2]])]
-    fn only_cores_that_may_be_used_are_shared(
+    fn only_allowed_cores_are_shared(
         #[case] lists: &[&str],
         #[case] allowed: &[usize],
         #[case] expected: &[&[usize]],

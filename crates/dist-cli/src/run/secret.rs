@@ -1,6 +1,7 @@
-//! The secret of a job: a file that only this user can read. One made for the job is gone when the job is.
+//! The secret of a job: a file that only this user can read. A file that was created for the job is removed
+//! after the job.
 //!
-//! If the launcher is killed, the front process removes it, and the other way round.
+//! If the launcher is killed, the front process removes the file, and vice versa.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -14,7 +15,7 @@ use rustix::process::Pid;
 
 use crate::Error;
 
-/// A file that was made for the job is removed when this is dropped.
+/// A file with a secret. If it was created for the job, drop removes it.
 #[derive(Debug)]
 pub(super) struct SecretFile {
     path: PathBuf,
@@ -23,8 +24,8 @@ pub(super) struct SecretFile {
 }
 
 impl SecretFile {
-    /// A secret that somebody else has made, and keeps: in a file, or behind `fd:N`, an open descriptor. What comes by a
-    /// pipe can be read once, so ranks have that from a file of the name `name`.
+    /// Reads a secret that the user provides: from a file, or with `fd:N` from an open descriptor. A pipe can
+    /// be read only once, so its content is written to a file with this name for the ranks.
     pub(super) fn given(path: &Path, name: &str) -> Result<Self, Error> {
         let Some(number) = path.as_os_str().as_bytes().strip_prefix(b"fd:") else {
             return Ok(Self { path: absolute(path)?, secret: Secret::from_file(path)?, is_ours: false });
@@ -36,18 +37,19 @@ impl SecretFile {
         Self::create_in_one_of(folders(), name, &Secret::from_bytes(&bytes)?, &bytes)
     }
 
-    /// A fresh secret, in a file of this name.
+    /// Generates a secret and writes it to a file with this name.
     pub(super) fn create(name: &str) -> Result<Self, Error> {
         let (secret, text) = Secret::generate()?;
         Self::create_in_one_of(folders(), name, &secret, text.as_bytes())
     }
 
-    /// A secret that another machine has made, in a file of this name.
+    /// Writes a secret of another machine to a file with this name.
     pub(super) fn received(name: &str, text: &str) -> Result<Self, Error> {
         Self::create_in_one_of(folders(), name, &Secret::from_bytes(text.as_bytes())?, text.as_bytes())
     }
 
-    /// In the first of these where that can be; where it cannot be in any, the first says why.
+    /// Creates the file in the first possible folder. If no folder is possible, returns the error of the
+    /// first.
     fn create_in_one_of(
         folders: impl IntoIterator<Item = PathBuf>,
         name: &str,
@@ -56,14 +58,14 @@ impl SecretFile {
     ) -> Result<Self, Error> {
         let mut tries =
             folders.into_iter().map(|folder| Self::create_in(&folder, name, secret.clone(), bytes));
-        let first = tries.next().expect("there are some");
+        let first = tries.next().expect("the list of folders is not empty");
         first.or_else(|error| tries.find_map(Result::ok).ok_or(error))
     }
 
     fn create_in(folder: &Path, name: &str, secret: Secret, bytes: &[u8]) -> Result<Self, Error> {
         let path = folder.join(format!("{name}{ENDING}"));
         let failed = |source| Error::SecretFile { path: path.clone(), source };
-        // `create_new` follows no link that another user may have put here.
+        // `create_new` does not follow a symbolic link of another user.
         let mut file =
             OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(failed)?;
         let written = file.write_all(bytes).map_err(failed);
@@ -80,53 +82,55 @@ impl SecretFile {
     }
 }
 
-/// What the names of such files end with.
+/// Suffix of the file names.
 const ENDING: &str = ".secret";
 
-/// A name that nothing else has, for a job that this process starts or for its file.
+/// Returns a unique name for a job or its file.
 pub(super) fn own_name() -> String {
     format!("{}{:x}", beginning(rustix::process::getpid()), unique())
 }
 
-/// What the names that a process gives begin with.
+/// Returns the prefix of the names that a process creates.
 fn beginning(process: Pid) -> String {
     format!("dist-{}-", process.as_raw_nonzero())
 }
 
-/// A number that tells two jobs of one process apart, and a process from an earlier one with the same id.
+/// Returns a number that distinguishes two jobs of one process, and this process from an earlier one with the
+/// same id.
 fn unique() -> u128 {
     use std::time::SystemTime;
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_nanos())
 }
 
-/// Removes the files that a process, which has ended or is about to, has made for its jobs.
+/// Removes the secret files of a process that has ended or is about to end.
 pub(super) fn remove_files_of(process: Pid) {
     let beginning = beginning(process);
     for folder in folders() {
-        // A folder that cannot be read has no file of ours.
+        // A folder that cannot be read contains no file of this user.
         for file in fs::read_dir(folder).into_iter().flatten().flatten() {
             let name = file.file_name();
             let name = name.to_string_lossy();
             if name.starts_with(&beginning) && name.ends_with(ENDING) {
-                // It is not ours if this fails.
+                // Removal fails if the file belongs to another user.
                 let _ = fs::remove_file(file.path());
             }
         }
     }
 }
 
-/// More than a secret has; what is beyond, ranks do not read either.
+/// Maximum size of a secret. Ranks do not read more either.
 const GIVEN_BYTES_MAX: u64 = 4096;
 
-/// The user's own folder for such things, or else where anybody's files may be: some of that is somebody else's, or can only
-/// be read, as in a container. A variable that is empty, or says where from here, names none.
+/// Returns the folders for secret files: the user's runtime folder, then the common ones for temporary files.
+/// Some may be owned by another user or be read-only, as in a container. Variables that are empty or hold a
+/// relative path are ignored.
 fn folders() -> impl Iterator<Item = PathBuf> {
     let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let all = own.into_iter().chain([std::env::temp_dir(), "/tmp".into(), "/dev/shm".into()]);
     all.filter(|folder| folder.is_absolute())
 }
 
-/// The same file for a program that goes to another folder.
+/// Returns the absolute path of a file, which stays valid if the program changes its working directory.
 fn absolute(path: &Path) -> Result<PathBuf, Error> {
     std::path::absolute(path).map_err(|source| Error::SecretFile { path: path.to_owned(), source })
 }
@@ -134,7 +138,7 @@ fn absolute(path: &Path) -> Result<PathBuf, Error> {
 impl Drop for SecretFile {
     fn drop(&mut self) {
         if self.is_ours {
-            // Whoever removed it before us did what we want.
+            // If another process has removed the file already, nothing is left to do.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -165,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_for_the_job_is_where_it_can_be() {
+    fn a_file_for_the_job_is_in_the_first_writable_folder() {
         let folder = tempfile::tempdir().unwrap();
         let nowhere = folder.path().join("nowhere");
         let folders = [nowhere.clone(), folder.path().to_owned()];
@@ -177,9 +181,9 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_somebody_put_there_is_not_used() {
+    fn an_existing_file_is_not_used() {
         let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("dist-1.secret"), "known to somebody").unwrap();
+        fs::write(folder.path().join("dist-1.secret"), "known to another user").unwrap();
         let error = create_in_one_of([folder.path().to_owned()]).unwrap_err();
         assert!(matches!(error, Error::SecretFile { .. }), "{error}");
     }

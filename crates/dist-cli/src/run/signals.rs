@@ -11,33 +11,35 @@ use super::{front, secret};
 use crate::Error;
 use crate::outcome::Stop;
 
-/// The signals that a job heeds: those that end it, those that are passed on, and the one that stops it for a while.
+/// Returns the signals that a job handles: those that end it, those that are forwarded, and the one that
+/// stops it temporarily.
 pub(super) fn heeded() -> Vec<i32> {
-    // What the process that started this one ignored stays ignored: behind nohup, or in the background of a script, a job
-    // goes on as any other program does.
+    // Signals that the parent process ignored stay ignored. A job under nohup or in the background of a
+    // script thus continues as any other program does.
     let ignored = child::ignored_signals();
     let heeded = [SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2].into_iter();
     let heeded = heeded.filter(|signal| ignored >> (signal - 1) & 1 == 0);
     heeded.chain([SIGTERM, SIGTSTP]).collect()
 }
 
-/// Starts a thread that tells of signals, and ends everything if the front process has ended.
+/// Starts a thread that passes signals to `tell`, and ends all processes of the job if the front process has
+/// ended.
 pub(super) fn watch_signals(
     runtime: &Runtime,
     tell: impl Fn(i32) + Send + 'static,
     started: &Started,
 ) -> Result<(), Error> {
-    // Where SIGCHLD is ignored, the system itself reaps a process that has ended, and nobody learns how.
+    // If SIGCHLD were ignored, the kernel would reap ended processes and discard their status.
     let heard = heeded().into_iter().chain([SIGCHLD, SIGCONT]);
     let mut signals = Signals::new(heard).map_err(Error::Signals)?;
     let started = started.clone();
     let watch = move || {
-        // It may have ended before the signals were watched for.
+        // The front process may have ended before the handlers were installed.
         end_if_abandoned(&started);
         for signal in signals.forever() {
             match signal {
                 SIGCHLD => started.reap_strays(),
-                // The system sends it when the front process ends.
+                // The kernel sends SIGCONT when the front process ends.
                 SIGCONT => end_if_abandoned(&started),
                 signal => tell(signal),
             }
@@ -46,7 +48,7 @@ pub(super) fn watch_signals(
     runtime.spawn("signals", watch).map(drop).map_err(Error::Thread)
 }
 
-/// If the front process has ended, ends all ranks and all that they have started, and this process.
+/// If the front process has ended, ends all ranks, their descendants, and this process.
 fn end_if_abandoned(started: &Started) {
     if front::is_abandoned() {
         let _ended = started.end_all();

@@ -1,4 +1,4 @@
-//! The algorithms of each operation, ready to be predicted.
+//! The algorithms of each operation, as candidates for a prediction.
 
 use dist_algos::hierarchical::TwoLevelAlgorithm;
 use dist_algos::{AlgorithmTable, CollectiveKind, Hosts, MessageAlgorithm, Order, Partition, Step};
@@ -13,43 +13,44 @@ use crate::Error;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Case<'a> {
     pub(super) operation: Operation,
-    /// Of each rank's input.
+    /// Bytes of each rank's input.
     pub(super) bytes: usize,
-    /// What the choice is to keep.
+    /// The reduction order that the choice must keep.
     pub(super) order: Order,
     pub(super) world: &'a World,
 }
 
-/// A rank's steps. One type for those of all algorithms: what follows them is compiled once, and a step is worth far
-/// more than the call that fetches it.
+/// The steps of a rank. A single boxed type for all algorithms, so that the code behind it is compiled once.
+/// A step costs far more than the virtual call that returns it.
 type Steps<'a> = Box<dyn Iterator<Item = Step> + 'a>;
 
-/// A way to do it.
+/// An algorithm that can be predicted.
 pub(super) struct Candidate<'a> {
     pub(super) name: String,
-    /// In which order it reduces, if it does.
+    /// The order in which it reduces, if it does.
     pub(super) order: Option<Order>,
-    /// Messages that follow one another; unknown for two levels, which have two kinds.
+    /// Number of messages on the longest path; `None` for two levels, which have two kinds of messages.
     pub(super) rounds: Option<usize>,
-    /// Whether it is the one that would be chosen.
+    /// `true` if the library would choose it.
     pub(super) chosen: bool,
-    /// What a rank does, with this root.
+    /// The steps of a rank, given the root.
     schedule: Box<dyn Fn(Rank, usize) -> Steps<'a> + 'a>,
     buffer: Partition<'a>,
-    /// Bytes that a rank works on again and again.
+    /// Bytes of the working set of a rank.
     memory: usize,
-    /// Messages that follow one another in one call and are counted one by one: the time is that of one of them.
+    /// Number of consecutive messages in one call. The reported time is that of one message.
     trips: usize,
-    /// Whether it is a collective, not messages by themselves.
+    /// `true` for a collective, `false` for single messages.
     is_call: bool,
-    /// Bytes that the library copies beside the schedule, where it does not work in place.
+    /// Bytes that the library copies in addition to the schedule's steps, if it does not work in place.
     copied: u64,
-    /// About how many steps all ranks have together.
+    /// Estimated number of steps of all ranks together.
     steps: u64,
 }
 
 impl<'a> Candidate<'a> {
-    /// What two ranks do, without any algorithm, each on so much memory.
+    /// Creates a candidate from the steps of two ranks, without an algorithm. `memory` is the working set of
+    /// each.
     pub(super) fn of_messages<I: Iterator<Item = Step> + 'a>(
         buffer: Partition<'a>,
         memory: usize,
@@ -73,7 +74,7 @@ impl<'a> Candidate<'a> {
 }
 
 impl Candidate<'_> {
-    /// Predicts it; an error if it has too many steps to be followed.
+    /// Predicts one call. Returns an error if it has too many steps to simulate.
     pub(super) fn predict(&self, world: &World) -> dist_predict::Result<Prediction> {
         let steps = |rank| (self.schedule)(rank, 0);
         let (plan, network) = (self.plan(&steps), self.network(world));
@@ -87,8 +88,8 @@ impl Candidate<'_> {
         Ok(Prediction { seconds: prediction.seconds + calling, ..prediction })
     }
 
-    /// Predicts the time of one of so many calls back to back, each with the next root, as `distctl bench` measures it:
-    /// with an input that stays as it is.
+    /// Predicts the time of one of `calls` calls back to back, each with the next root. As in `distctl
+    /// bench`, the input is not overwritten.
     pub(super) fn predict_one_of(&self, world: &World, calls: usize) -> dist_predict::Result<f64> {
         let steps = |rank: Rank| -> Steps<'_> {
             Box::new((0..calls).flat_map(move |call| (self.schedule)(rank, call % rank.world_size())))
@@ -100,7 +101,7 @@ impl Candidate<'_> {
         Ok(prediction.seconds / (calls * self.trips) as f64 + copying + fetching + self.calling(world))
     }
 
-    /// What it costs beside its messages.
+    /// Returns the cost of a call in addition to its messages.
     fn calling(&self, world: &World) -> f64 {
         if self.is_call { world.calling() } else { 0.0 }
     }
@@ -117,22 +118,22 @@ impl Candidate<'_> {
     }
 }
 
-/// What the choice among algorithms looks at.
+/// The properties of an algorithm that the prediction needs.
 #[derive(Debug)]
 struct Traits {
     name: String,
     order: Option<Order>,
-    /// Messages that follow one another, of all kinds.
+    /// Number of messages on the longest path, of all kinds.
     rounds: usize,
     two_levels: bool,
     chunks: usize,
-    /// How many chunks a rank copies beside its steps.
+    /// Number of chunks that a rank copies in addition to its steps.
     copied: usize,
     chosen: bool,
 }
 
 impl<'a> Case<'a> {
-    /// All algorithms of a table that serve so many ranks.
+    /// Returns all algorithms of a table that support the number of ranks.
     pub(super) fn candidates(&self, table: AlgorithmTable<'_>) -> Result<Vec<Candidate<'a>>, Error> {
         let Some(collective) = self.operation.collective() else {
             return Err(Error::Usage(format!("{} has no algorithms to choose from", self.operation)));
@@ -157,13 +158,13 @@ impl<'a> Case<'a> {
             chunks: two.chunks(hosts),
             // Its steps reduce into their input.
             copied: if self.operation == Operation::ReduceScatter { two.chunks(hosts) } else { 0 },
-            // None is chosen by costs that are the same everywhere.
+            // The cost model is the same for all pairs of ranks, and never prefers two levels.
             chosen: false,
         };
         self.candidate(traits, move |rank, root| two.steps(rank, hosts, root).expect("they are supported"))
     }
 
-    /// What there is for ranks that are all alike.
+    /// Returns the candidates for ranks without a hierarchy.
     fn by_messages(
         &self,
         table: AlgorithmTable<'_>,
@@ -188,9 +189,9 @@ impl<'a> Case<'a> {
         of_operation.filter(|algorithm| algorithm.supports(ranks)).map(candidate).collect()
     }
 
-    /// Bytes that a rank works on again and again, before it goes on to others, which it has to fetch. What an operation
-    /// is given and what comes of it are two where it does not work in place; what is copied so that the input stays as
-    /// it is makes a third.
+    /// Returns the bytes of a rank's working set, which it uses repeatedly before it goes on to other memory.
+    /// If the operation does not work in place, it contains input and output, and also the copy that
+    /// preserves the input.
     fn memory(&self, whole: usize, copied: u64) -> usize {
         match self.operation {
             Operation::AllReduce if self.world.hosts() == 1 => {
@@ -211,7 +212,7 @@ impl<'a> Case<'a> {
         let whole = self.whole()?;
         let size = if whole.is_multiple_of(4) { 4 } else { 1 };
         let buffer = Partition::new(whole / size, size, chunks)
-            .ok_or_else(|| Error::Usage(format!("{whole} bytes cannot be cut into {chunks} chunks")))?;
+            .ok_or_else(|| Error::Usage(format!("{whole} bytes cannot be divided into {chunks} chunks")))?;
         let copied = (whole / chunks.max(1) * copied) as u64 + self.put_out();
         Ok(Candidate {
             name,
@@ -228,7 +229,8 @@ impl<'a> Case<'a> {
         })
     }
 
-    /// Bytes that a rank copies to its output: its own part, where the schedule works elsewhere or others bring the rest.
+    /// Returns the bytes that a rank copies to its output: its own part, if the schedule does not write it
+    /// there.
     fn put_out(&self) -> u64 {
         match self.operation {
             Operation::ReduceScatter => (self.bytes / self.world.ranks()) as u64,
@@ -237,7 +239,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Bytes of the buffer that the schedules work on.
+    /// Returns the bytes of the buffer that the schedules work on.
     fn whole(&self) -> Result<usize, Error> {
         let parts = match self.operation {
             Operation::AllGather | Operation::Gather => self.world.ranks(),
@@ -245,12 +247,16 @@ impl<'a> Case<'a> {
         };
         let bytes = self.bytes.checked_mul(parts).filter(|&bytes| bytes <= WHOLE_MAX);
         bytes.ok_or_else(|| {
-            Error::Usage(format!("{} bytes of each of {} ranks are too many", self.bytes, self.world.ranks()))
+            Error::Usage(format!(
+                "{} bytes for each of {} ranks are too many",
+                self.bytes,
+                self.world.ranks()
+            ))
         })
     }
 }
 
-/// So that sums of the bytes of all ranks are numbers.
+/// The limit keeps sums of the bytes of all ranks finite.
 const WHOLE_MAX: usize = 1 << 50;
 
 #[cfg(test)]
@@ -268,7 +274,7 @@ mod tests {
     #[case(Operation::ReduceScatter, "pairwise", 1024)]
     #[case(Operation::AllGather, "ring", 4096)]
     #[case(Operation::AllReduce, "ring", 0)]
-    fn what_a_rank_copies_beside_its_steps_is_predicted_too(
+    fn copies_in_addition_to_the_steps_are_predicted(
         #[case] operation: Operation,
         #[case] name: &str,
         #[case] copied: u64,
@@ -279,12 +285,12 @@ mod tests {
         assert_eq!(all.iter().find(|candidate| candidate.name == name).unwrap().copied, copied);
     }
 
-    /// A ring that says it costs nothing, so that it is chosen.
+    /// A ring with a cost of 0, so that it is chosen.
     static FREE_RING: MessageAlgorithm =
         MessageAlgorithm { name: "free_ring", cost: |_| dist_algos::Cost::NOTHING, ..ring::ALL_REDUCE };
 
     #[test]
-    fn an_algorithm_more_in_the_table_is_chosen_and_predicted() {
+    fn an_additional_algorithm_in_the_table_is_chosen_and_predicted() {
         let world = World::like(4, &Model::default(), true);
         let case = Case { operation: Operation::AllReduce, bytes: 1 << 20, order: Order::Any, world: &world };
         let mut algorithms = ALGORITHMS.to_vec();

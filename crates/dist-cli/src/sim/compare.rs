@@ -1,4 +1,4 @@
-//! `distctl sim compare`: what was measured, and what is predicted for it.
+//! `distctl sim compare`: compares measurements with predictions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -52,7 +52,7 @@ pub(super) struct Arguments {
     json: bool,
 }
 
-/// What is read of a line of `distctl bench --json`.
+/// The fields of a line of `distctl bench --json` that are used here.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 struct Measured {
     op: String,
@@ -66,7 +66,8 @@ struct Measured {
     median_us: f64,
 }
 
-/// In which way a point was measured, as far as its line says so: times of different ways are those of different points.
+/// The conditions of a measurement, as far as its line names them. Measurements under different conditions
+/// are different points.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default)]
 struct Manner {
@@ -84,7 +85,7 @@ impl fmt::Display for Manner {
     }
 }
 
-/// The fields and their order are a contract with whoever reads them.
+/// The JSON output. Its fields and their order are a stable contract.
 #[derive(Debug, Clone, Serialize)]
 struct Line {
     op: String,
@@ -99,10 +100,10 @@ struct Line {
     bound: bool,
 }
 
-/// Predicts every point that was measured.
+/// Predicts every measured point.
 pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let progress = Progress::start()?;
-    progress.doing("reading what was measured");
+    progress.doing("reading the measurements");
     let measured = read(&arguments.files)?;
     let own = std::thread::available_parallelism().map_or(1, usize::from);
     let cores = (!arguments.apart).then(|| arguments.cores.unwrap_or(own));
@@ -110,27 +111,27 @@ pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let points = setting.points(&measured)?;
     if let Some((a, b)) = differing_media(&points) {
         return Err(Error::Usage(format!(
-            "messages went through {a} in some of these lines and through {b} in others, which no one model fits"
+            "some of these lines were measured over {a} and others over {b}: fit a model to each of them alone"
         )));
     }
     if arguments.fit_to.is_some() && points.is_empty() {
-        return Err(Error::Usage("--fit-to: none of these lines is of messages".to_owned()));
+        return Err(Error::Usage("--fit-to: none of these lines measures messages".to_owned()));
     }
     let directs: Vec<_> = measured.iter().filter_map(direct_point).collect();
     if arguments.pace_to.is_some() && directs.is_empty() {
-        return Err(Error::Usage("--pace-to: none of these lines is of a direct schedule".to_owned()));
+        return Err(Error::Usage("--pace-to: none of these lines measures a direct schedule".to_owned()));
     }
     let pace = match (&arguments.pace, &arguments.pace_to) {
         (Some(path), _) => Some(direct::read(path)?),
         (None, Some(path)) => {
-            progress.doing(format!("fitting a pace to {} measured points", directs.len()));
+            progress.doing(format!("fitting costs of shared memory to {} measured points", directs.len()));
             Some(fit_pace(&directs, path)?)
         }
         _ => None,
     };
     let directs = if pace.is_some() { directs } else { Vec::new() };
     if points.is_empty() && directs.is_empty() {
-        return Err(Error::Usage("none of these lines is of what can be predicted".to_owned()));
+        return Err(Error::Usage("none of these lines can be predicted".to_owned()));
     }
     let model = match &arguments.model {
         Some(path) => {
@@ -171,7 +172,7 @@ fn read(files: &[PathBuf]) -> Result<Vec<Measured>, Error> {
         for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             let failed = |reason| Error::Line { path: path.clone(), line: index + 1, reason };
             let measured: Measured = serde_json::from_str(line)
-                .map_err(|e| failed(format!("no line of distctl bench --json: {e}")))?;
+                .map_err(|e| failed(format!("this is not a line of distctl bench --json: {e}")))?;
             if measured.ranks > super::RANKS_MAX {
                 return Err(failed(format!("more than {} ranks", super::RANKS_MAX)));
             }
@@ -181,7 +182,7 @@ fn read(files: &[PathBuf]) -> Result<Vec<Measured>, Error> {
     Ok(medians(all))
 }
 
-/// One line for each point, with the median of all times that it was measured.
+/// Merges the lines of each point into one with the median of their times.
 fn medians(lines: Vec<Measured>) -> Vec<Measured> {
     let mut points: Vec<(Measured, Vec<f64>)> = Vec::new();
     for line in lines {
@@ -198,14 +199,15 @@ fn medians(lines: Vec<Measured>) -> Vec<Measured> {
     points.into_iter().map(|(point, times)| Measured { median_us: median(times), ..point }).collect()
 }
 
-/// Two of these that went through different things, if there are such: what follows in a transport's name is how.
+/// Returns two points that were measured over different media, if there are any. The part of a transport's
+/// name after `-` does not count.
 fn differing_media<'a>(points: &[&'a Measured]) -> Option<(&'a str, &'a str)> {
     let medium = |point: &&'a Measured| point.transport.split('-').next().unwrap_or_default();
     let first = points.first().map(medium)?;
     points.iter().map(medium).find(|&other| other != first).map(|other| (first, other))
 }
 
-/// The sum of the squares of relative errors; what cannot be predicted counts as far off.
+/// Returns the sum of squared relative errors. A point that cannot be predicted counts as [`FAR_OFF`].
 fn squares(setting: &Setting, points: &[&Measured], model: &Model) -> f64 {
     let square = |point: &&Measured| {
         let seconds = setting.seconds(point, model).unwrap_or(f64::INFINITY);
@@ -216,14 +218,14 @@ fn squares(setting: &Setting, points: &[&Measured], model: &Model) -> f64 {
 
 const FAR_OFF: f64 = 1e4;
 
-/// Where the measurements were made.
+/// The placement of the ranks in the measurements.
 #[derive(Debug, Clone, Copy)]
 struct Setting {
     apart: bool,
 }
 
 impl Setting {
-    /// Those lines that a prediction can be made for.
+    /// Returns the lines that can be predicted.
     fn points<'a>(&self, measured: &'a [Measured]) -> Result<Vec<&'a Measured>, Error> {
         let mut points = Vec::new();
         for line in measured.iter().filter(|line| line.ranks > 1 && line.median_us > 0.0) {
@@ -235,7 +237,7 @@ impl Setting {
         Ok(points)
     }
 
-    /// The time of one call among others, as it is measured: back to back, with a root that moves on.
+    /// Predicts the time of one call as it is measured: back to back, with an advancing root.
     fn seconds(&self, point: &Measured, model: &Model) -> Result<f64, Error> {
         let world = World::like(point.ranks, model, self.apart);
         let unknown = || Error::Usage(format!("{} cannot be predicted", point.op));
@@ -247,8 +249,8 @@ impl Setting {
         Ok(line(point, self.seconds(point, model)? * 1e6, self.is_bound(point, model)))
     }
 
-    /// Whether a prediction is held to what was promised: where no rank waits for a core, or where a link makes ranks
-    /// wait for so long that it does not matter.
+    /// Returns `true` if the promised accuracy applies to the prediction. It applies if no rank waits for a
+    /// core, or if the link is so slow that waiting for a core does not matter.
     fn is_bound(&self, point: &Measured, model: &Model) -> bool {
         let part = point.bytes as f64 / point.ranks as f64;
         if self.apart {
@@ -273,7 +275,7 @@ fn line(point: &Measured, predicted_us: f64, bound: bool) -> Line {
     }
 }
 
-/// A line of a direct schedule that can be predicted, and its operation.
+/// Returns a point with its operation if it is a direct schedule that can be predicted.
 fn direct_point(point: &Measured) -> Option<(&Measured, Operation)> {
     let operation = operation::parse(&point.op)?;
     let known = matches!(operation.algorithm(&point.algorithm), Some(Algorithm::Direct(_)));
@@ -287,7 +289,7 @@ fn direct_us(point: &Measured, operation: Operation, pace: &DirectCosts) -> Opti
     found.map(|direct| direct.seconds * 1e6)
 }
 
-/// The pace that comes closest, which is written down as well.
+/// Fits the costs of shared memory to the points and writes them to a file.
 fn fit_pace(points: &[(&Measured, Operation)], path: &Path) -> Result<DirectCosts, Error> {
     let square = |&(point, operation): &(&Measured, Operation), pace: &DirectCosts| {
         let us = direct_us(point, operation, pace).unwrap_or(point.median_us);
@@ -298,7 +300,7 @@ fn fit_pace(points: &[(&Measured, Operation)], path: &Path) -> Result<DirectCost
     Ok(pace)
 }
 
-/// What was measured, if it can be predicted.
+/// Returns the candidate for a measurement, if it can be predicted.
 fn candidate<'a>(point: &Measured, world: &'a World) -> Result<Option<Candidate<'a>>, Error> {
     if let Some(messages) = Messages::parse(&point.op) {
         return messages::candidate(messages, point.bytes).map(Some);
@@ -308,10 +310,11 @@ fn candidate<'a>(point: &Measured, world: &'a World) -> Result<Option<Candidate<
     Ok(case.candidates(ALGORITHMS)?.into_iter().find(|candidate| candidate.name == point.algorithm))
 }
 
-/// What it takes to wake a thread, in seconds.
+/// Time to wake a thread, in seconds.
 const WAKE_UP: f64 = 34e-6;
 
-/// How many calls were back to back in a sample of some 4 ms; of many, enough for what they overlap to settle.
+/// Returns the number of consecutive calls to simulate: as many as were in a sample of 4 ms, but only enough
+/// for their overlap to become stable.
 const fn calls(one_us: f64) -> usize {
     match one_us {
         us if us > 2000.0 => 1,
@@ -321,7 +324,7 @@ const fn calls(one_us: f64) -> usize {
     }
 }
 
-/// The same for people, with what it comes to.
+/// Returns the table for people, with a summary.
 fn table(lines: &[Line], model: Option<&Model>) -> String {
     let mut text = format!(
         "{:<16} {:>6} {:>10} {:<22} {:>12} {:>12} {:>8}\n",
@@ -360,7 +363,7 @@ fn table(lines: &[Line], model: Option<&Model>) -> String {
     text
 }
 
-/// How much slower than the fastest the algorithm was that was predicted to be the fastest, at worst.
+/// Compares the predicted fastest algorithm with the measured fastest one. Reports the largest loss.
 fn choices<'a>(lines: impl Iterator<Item = &'a Line>) -> String {
     let mut points: BTreeMap<(&str, usize, &Manner), Vec<&Line>> = BTreeMap::new();
     for line in lines {
@@ -375,7 +378,7 @@ fn choices<'a>(lines: impl Iterator<Item = &'a Line>) -> String {
         })
         .fold(None, |worst: Option<f64>, loss| Some(worst.map_or(loss, |worst| worst.max(loss))));
     worst.map_or(String::new(), |worst| {
-        format!("; what is predicted to be the fastest is within {:.0} % of it", 100.0 * worst)
+        format!("; the algorithm with the best prediction is within {:.0} % of the fastest", 100.0 * worst)
     })
 }
 
@@ -405,7 +408,8 @@ mod tests {
                     [8, 65_536, 1 << 22].into_iter().map(|bytes| if op == "barrier" { 0 } else { bytes })
                 {
                     let mut point = measured(op, algorithm, ranks, bytes, 1.0);
-                    // As many calls as such a time has; the first guess is that it is short.
+                    // The number of calls depends on the time of one. The first estimate assumes a short
+                    // call.
                     point.median_us = 1e6 * setting.seconds(&point, &truth).unwrap();
                     point.median_us = 1e6 * setting.seconds(&point, &truth).unwrap();
                     points.push(point);
@@ -424,14 +428,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_several_times_counts_by_its_median() {
+    fn repeated_measurements_are_merged_to_their_median() {
         let line = |algorithm: &str, us: f64| measured("all_reduce", algorithm, 2, 8, us);
         let lines = vec![line("ring", 9.0), line("binomial", 1.0), line("ring", 2.0), line("ring", 4.0)];
         assert_eq!(medians(lines), [line("ring", 4.0), line("binomial", 1.0)]);
     }
 
     #[test]
-    fn what_went_through_different_things_is_not_one_point() {
+    fn measurements_over_different_transports_are_not_merged() {
         let line = |transport: &str, us: f64| Measured {
             transport: transport.to_owned(),
             ..measured("all_reduce", "ring", 2, 8, us)
@@ -448,7 +452,7 @@ mod tests {
     #[case(r#""buffers":"shared""#)]
     #[case(r#""start":"clock""#)]
     #[case(r#""touch":true"#)]
-    fn what_was_measured_in_different_ways_is_not_one_point(#[case] other: &str) {
+    fn measurements_under_different_conditions_are_not_merged(#[case] other: &str) {
         let call = r#""op":"all_reduce","ranks":2,"bytes":8,"algorithm":"ring""#;
         let usual =
             r#""dtype":"f32","order":"canonical","buffers":"private","start":"barrier","touch":false"#;
@@ -460,7 +464,7 @@ mod tests {
         };
         let lines = [line(usual, 9.0), line(&others, 1.0), line(usual, 9.0)];
         assert_eq!(medians(lines.to_vec()), lines[..2]);
-        // What is faster in another way is no other choice, and says which.
+        // Algorithms are compared only under the same conditions, and the table names the conditions.
         let beside = [&lines[0], &lines[1]].map(|point| super::line(point, point.median_us, true));
         assert_eq!(choices(beside.iter()), "");
         let table = table(&beside, None);
@@ -469,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_what_has_no_schedule_are_left_out() {
+    fn lines_without_a_schedule_are_left_out() {
         let lines = [
             measured("all_reduce", "ring", 2, 8, 1.0),
             measured("pingpong", "message", 2, 8, 1.0),
@@ -482,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn the_choice_is_as_good_as_what_was_measured_for_it() {
+    fn the_loss_of_the_predicted_choice_is_that_of_its_measurement() {
         let line = |algorithm: &str, measured_us: f64, predicted_us: f64| Line {
             op: "all_reduce".to_owned(),
             ranks: 2,
@@ -495,7 +499,7 @@ mod tests {
             bound: true,
         };
         let lines = [line("a", 12.0, 9.0), line("b", 10.0, 10.0)];
-        assert!(choices(lines.iter()).ends_with("within 20 % of it"));
+        assert!(choices(lines.iter()).ends_with("within 20 % of the fastest"));
         assert_eq!(choices(lines[..1].iter()), "");
     }
 }

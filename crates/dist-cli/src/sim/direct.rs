@@ -1,4 +1,5 @@
-//! Direct schedules: what they take among ranks that share the memory of a host, and what work there costs.
+//! Direct schedules: predicted times among ranks that share the memory of a host, and files with the costs of
+//! that memory.
 
 use std::fs;
 use std::path::Path;
@@ -16,19 +17,20 @@ use super::fit;
 use crate::Error;
 use crate::quantity::rounded;
 
-/// A way to do an operation directly.
+/// The prediction for a direct algorithm.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Prediction {
     pub(super) algorithm: &'static DirectAlgorithm,
-    /// Whether it is the one that would be chosen for borrowed memory.
+    /// `true` if the library would choose it for borrowed memory.
     pub(super) chosen: bool,
     pub(super) seconds: f64,
 }
 
-/// More ranks share no host: everyone waits for everyone there.
+/// Maximum number of ranks on a host, because each rank waits for every other.
 pub(super) const RANKS_MAX: usize = 1024;
 
-/// What every form of an operation takes, on so many bytes of each rank; none for operations that have none.
+/// Predicts every direct algorithm of an operation with `bytes` bytes of input on each rank. Returns none if
+/// it has none.
 pub(super) fn predict(
     table: AlgorithmTable<'_>,
     operation: Operation,
@@ -60,7 +62,7 @@ pub(super) fn predict(
     of_operation.filter(|_| (2..=RANKS_MAX).contains(&ranks)).filter_map(prediction).collect()
 }
 
-/// The operation as direct schedules know it; roots are rank 0.
+/// Returns the direct collective of an operation, with root 0.
 fn collective(operation: Operation) -> Option<DirectCollective> {
     match operation {
         Operation::ReduceScatter => Some(DirectCollective::ReduceScatter { of: Source::Input }),
@@ -69,7 +71,7 @@ fn collective(operation: Operation) -> Option<DirectCollective> {
     }
 }
 
-/// Bytes of the buffer that a rank's input is a part of.
+/// Returns the bytes of the buffer that contains a rank's input.
 fn whole(operation: Operation, ranks: usize, bytes: usize) -> Option<usize> {
     match operation {
         Operation::Barrier => Some(0),
@@ -78,7 +80,7 @@ fn whole(operation: Operation, ranks: usize, bytes: usize) -> Option<usize> {
     }
 }
 
-/// A pace in a file: one JSON object.
+/// The costs of shared memory in a file: one JSON object.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Fields {
@@ -93,12 +95,13 @@ struct Fields {
     attached_byte_ns: f64,
 }
 
-/// Bytes of others' memory that a sum is made of at a time, where it was not published.
+/// Bytes of an operand that are reduced at a time if the operand is in another rank's memory and was not
+/// copied to a slot.
 const PIECE_BYTES: usize = 128 << 10;
-/// The longest time that anything takes in a file.
+/// Largest cost in a file, in nanoseconds.
 const NS_MAX: f64 = 1e12;
 
-/// What a file says that work costs.
+/// Reads the costs in a file.
 pub(super) fn read(path: &Path) -> Result<DirectCosts, Error> {
     let text = fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
     let wrong = |reason: String| Error::Model { path: path.to_owned(), reason };
@@ -113,12 +116,14 @@ pub(super) fn read(path: &Path) -> Result<DirectCosts, Error> {
         ("attached_byte_ns", fields.attached_byte_ns),
     ];
     match all.into_iter().find(|(_, value)| !(0.0..=NS_MAX).contains(value)) {
-        Some((name, value)) => Err(wrong(format!("{name} is {value}, which takes no time"))),
+        Some((name, value)) => {
+            Err(wrong(format!("{name} is {value}, which is not a time from 0 to {NS_MAX} ns")))
+        }
         None => Ok(fields.pace()),
     }
 }
 
-/// What a file of it holds.
+/// Returns the content of a file with these costs.
 pub(super) fn json(pace: &DirectCosts) -> String {
     let ns = |picoseconds: u64| picoseconds as f64 / 1e3;
     let costs = &pace.costs;
@@ -135,7 +140,7 @@ pub(super) fn json(pace: &DirectCosts) -> String {
 }
 
 impl Fields {
-    /// Where no system is called, in the order of [`START`].
+    /// Creates costs without system calls, in the order of [`START`].
     const fn without_system([post_ns, wait_ns, notice_ns, copied_byte_ns, viewed_byte_ns]: [f64; 5]) -> Self {
         let (attach_ns, attached_byte_ns) = (0.0, 0.0);
         Self { post_ns, wait_ns, notice_ns, copied_byte_ns, viewed_byte_ns, attach_ns, attached_byte_ns }
@@ -167,11 +172,11 @@ fn picoseconds(nanoseconds: f64) -> u64 {
     (nanoseconds * 1e3).round() as u64
 }
 
-/// Post, wait, notice, and a copied and a viewed byte, in nanoseconds, before anything is known.
+/// Start of the search: signal, wait, notice, copied byte and viewed byte, in nanoseconds.
 const START: [f64; 5] = [50.0, 20.0, 50.0, 0.1, 0.1];
 
-/// The pace whose predictions have the least squares of relative errors: `error` gives the sum. Nothing is fitted to calls
-/// of the system.
+/// Returns the costs whose predictions have the smallest sum of squared relative errors, which `error`
+/// computes. The costs of system calls are not fitted.
 pub(super) fn fit(error: impl Fn(&DirectCosts) -> f64) -> DirectCosts {
     let pace = |point| Fields::without_system(point).pace();
     pace(fit::search(START, |point| error(&pace(*point))))
@@ -188,11 +193,12 @@ mod tests {
     }
 
     #[test]
-    fn forms_take_what_can_be_computed_by_hand() {
+    fn predictions_agree_with_a_calculation_by_hand() {
         let (ranks, bytes) = (2, 1024);
         let all = predict(ALGORITHMS, Operation::AllReduce, ranks, bytes, &pace(20.0, 0.1));
         assert_eq!(all.len(), 4);
-        // It copies its buffer into a slot, posts, and views the other's; to the whole nanosecond below.
+        // A rank copies its buffer into a slot, signals, and reads the other's slot. The sum is rounded down
+        // to nanoseconds.
         let one_shot = all.iter().find(|one| one.algorithm.is_one_shot).unwrap();
         let expected = 1024.0 * 0.1 + 20.0 + 75.0 + 1024.0 * 0.2;
         assert!((one_shot.seconds * 1e9 - expected).abs() <= 1.0, "{one_shot:?}");
@@ -202,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pace_that_made_the_times_is_found_again_and_kept() {
+    fn the_costs_behind_the_times_are_fitted_and_written() {
         let truth = pace(30.0, 0.3);
         let times = |pace: &DirectCosts| {
             let all = [Operation::Barrier, Operation::AllReduce, Operation::Broadcast];

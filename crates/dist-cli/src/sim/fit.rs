@@ -1,36 +1,37 @@
-//! The network under which predictions come closest to what was measured.
+//! A fit of a network model to measurements.
 
 use dist_predict::{LinkModel, MessageCosts};
 
 use super::model::Model;
 
-/// What is looked for: latency and byte of the link; send, receive, byte and reduce of the work, in seconds; how many
-/// times as long the work takes beyond the cache; how many bytes of a message count twice; and what a send takes when
-/// the message has left; and what a collective takes beside its messages.
+/// The start of the search. Latency and time per byte of the link; send, receive, time per byte and reduction
+/// of the work, in seconds; factor of the work beyond the cache; bytes of a message that count twice; time of
+/// a send after its message has left; and time of a collective in addition to its messages.
 const START: [f64; UNKNOWNS] = [1e-6, 0.1e-9, 1e-6, 2e-6, 0.1e-9, 0.1e-9, 1.5, 65_536.0, 1e-6, 1e-7];
 const UNKNOWNS: usize = 10;
 
-/// How much it costs to leave the start, beside the squared errors: what no measurement depends on stays where it is.
+/// Cost of a distance from the start, added to the squared errors. Parameters that no measurement depends on
+/// keep their start.
 const INERTIA: f64 = 1e-4;
 
-/// What is known before anything is fitted.
+/// Parameters that are given and not fitted.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Known {
-    /// How many cores the ranks share.
+    /// The number of cores that the ranks share.
     pub(super) cores: Option<usize>,
-    /// What a core takes to reduce a byte, in seconds.
+    /// The time in which a core reduces a byte, in seconds.
     pub(super) reduce: Option<f64>,
-    /// Whether messages lie in memory that ranks share.
+    /// `true` if messages are in memory that the ranks share.
     pub(super) shared: bool,
 }
 
-/// The model whose predictions have the least squares of relative errors: `error` gives the sum for a model.
+/// Returns the model with the smallest sum of squared relative errors, which `error` computes.
 pub(super) fn fit(known: Known, error: impl Fn(&Model) -> f64) -> Model {
     let model = |point: &Point| model(point, known);
     model(&search(START, |point| error(&model(point))))
 }
 
-/// The point with the least cost, from this one on; all that is looked for is positive.
+/// Searches for the point with the least cost. All coordinates are positive.
 pub(super) fn search<const N: usize>(start: [f64; N], cost: impl Fn(&[f64; N]) -> f64) -> [f64; N] {
     let start = start.map(f64::ln);
     let cost = |point: &[f64; N]| {
@@ -38,7 +39,7 @@ pub(super) fn search<const N: usize>(start: [f64; N], cost: impl Fn(&[f64; N]) -
         cost(&point.map(f64::exp)) + INERTIA * moved
     };
     let mut best = start;
-    // Once more from where it came to rest: a simplex may rest too early.
+    // The search is restarted at its result, because a simplex can collapse too early.
     for _ in 0..RESTARTS {
         best = descend(best, &cost);
     }
@@ -110,7 +111,7 @@ fn descend<const N: usize>(start: [f64; N], cost: &impl Fn(&[f64; N]) -> f64) ->
             simplex[N] = next;
             continue;
         }
-        // Nothing on this line is better: everything moves half way to the best.
+        // No point on this line is better: shrink the simplex towards the best point.
         let best = simplex[0].1;
         for entry in &mut simplex[1..] {
             for (place, best) in entry.1.iter_mut().zip(best) {
@@ -128,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_made_the_times_is_found_again() {
+    fn the_model_behind_the_times_is_fitted() {
         let truth = [40e-6, 0.8e-9, 3e-6, 1e-6, 0.3e-9, 0.05e-9, 2.0, 30_000.0, 5e-6, 2e-6];
         let times = |model: &Model| {
             let Model { link, work, .. } = model;
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nothing_depends_on_stays_where_it_was_and_what_is_known_is_not_looked_for() {
+    fn unused_parameters_keep_their_start_and_known_parameters_are_not_fitted() {
         let reduce = Known { reduce: Some(3e-9), ..Known::default() };
         let known = fit(reduce, |model| (model.work.reduce / 1e-9).ln().powi(2));
         assert_eq!(known.work.reduce, 3e-9);

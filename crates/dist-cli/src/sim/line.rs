@@ -13,7 +13,7 @@ use crate::Error;
 use crate::operation::bus_factor;
 use crate::quantity::{rounded, show_bytes, show_time};
 
-/// The fields and their order are a contract with whoever reads them.
+/// The JSON output. Its fields and their order are a stable contract.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Line {
     op: &'static str,
@@ -68,7 +68,7 @@ impl Line {
         })
     }
 
-    /// Of a schedule that sends nothing.
+    /// Creates the line of a direct schedule, which sends no messages.
     pub(super) fn of_direct(case: &Case<'_>, direct: &Prediction) -> Self {
         let reduces =
             matches!(case.operation, Operation::AllReduce | Operation::Reduce | Operation::ReduceScatter);
@@ -95,13 +95,13 @@ impl Line {
         }
     }
 
-    /// The line, its end included.
+    /// Returns the line of JSON with its newline.
     pub(super) fn json(&self) -> String {
         serde_json::to_string(self).expect("a line has only numbers and text") + "\n"
     }
 }
 
-/// Notes which of these is the fastest; the first, if several are.
+/// Marks the fastest line; of several equal ones the first.
 pub(super) fn mark_fastest(lines: &mut [Line]) {
     let timed = lines.iter_mut().filter(|line| line.predicted_us.is_some());
     let key = |line: &&mut Line| line.predicted_us.unwrap_or(f64::INFINITY);
@@ -110,7 +110,7 @@ pub(super) fn mark_fastest(lines: &mut [Line]) {
     }
 }
 
-/// The same for people.
+/// A table of predictions for people.
 #[derive(Debug)]
 pub(super) struct Table<'a> {
     pub(super) world: &'a World,

@@ -16,7 +16,7 @@ pub(super) struct Pair {
     pub(super) link: LinkModel,
 }
 
-/// What a file says about hosts that there are so many of.
+/// Reads a file with links between `hosts` hosts.
 pub(super) fn read(path: &Path, hosts: usize) -> Result<Vec<Pair>, Error> {
     let text = fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
     let mut pairs = Vec::new();
@@ -35,7 +35,7 @@ pub(super) fn read(path: &Path, hosts: usize) -> Result<Vec<Pair>, Error> {
     Ok(pairs)
 }
 
-/// `0-1 50ms 100Mbps` for both directions, `0>1 50ms 100Mbps` for one.
+/// Parses a line: `0-1 50ms 100Mbps` is both directions, `0>1 50ms 100Mbps` one.
 fn parse(line: &str, hosts: usize) -> Result<Vec<Pair>, String> {
     let words: Vec<_> = line.split_whitespace().collect();
     let [pair, latency, bandwidth] = words[..] else {
@@ -44,13 +44,15 @@ fn parse(line: &str, hosts: usize) -> Result<Vec<Pair>, String> {
     let link = LinkModel { latency: quantity::time(latency)?, byte: quantity::speed(bandwidth)? };
     let host = |text: &str| match text.parse() {
         Ok(host) if host < hosts => Ok(host),
-        Ok(host) => Err(format!("there is no host {host} among {hosts}")),
-        Err(_) => Err(format!("{text:?} is no host: hosts are numbered from 0")),
+        Ok(host) => Err(format!("there is no host {host}: the {hosts} hosts are numbered from 0")),
+        Err(_) => Err(format!("{text:?} is not a host: hosts are numbered from 0")),
     };
     let (from, to, both) = match (pair.split_once('-'), pair.split_once('>')) {
         (Some((from, to)), _) => (host(from)?, host(to)?, true),
         (None, Some((from, to))) => (host(from)?, host(to)?, false),
-        (None, None) => return Err(format!("{pair:?} are no hosts: 0-1 is both directions, 0>1 is one")),
+        (None, None) => {
+            return Err(format!("{pair:?} is not a pair of hosts: 0-1 is both directions, 0>1 is one"));
+        }
     };
     if from == to {
         return Err(format!("host {from} has no link to itself"));
@@ -74,14 +76,14 @@ mod tests {
     }
 
     #[rstest]
-    #[case("0-3 50ms 100Mbps", "there is no host 3 among 3")]
-    #[case("0-x 50ms 100Mbps", "\"x\" is no host")]
+    #[case("0-3 50ms 100Mbps", "there is no host 3: the 3 hosts")]
+    #[case("0-x 50ms 100Mbps", "\"x\" is not a host")]
     #[case("1-1 50ms 100Mbps", "host 1 has no link to itself")]
     #[case("1 2 50ms 100Mbps", "a link is two hosts")]
     #[case("0+1 50ms 100Mbps", "0-1 is both directions")]
     #[case("0-1 50 100Mbps", "a time is a number and a unit")]
     #[case("0-1 50ms fast", "a speed is a number and a unit")]
-    fn what_is_no_link_is_said(#[case] line: &str, #[case] reason: &str) {
+    fn a_line_that_is_not_a_link_is_rejected_with_the_reason(#[case] line: &str, #[case] reason: &str) {
         let error = parse(line, 3).unwrap_err();
         assert!(error.contains(reason), "{error}");
     }

@@ -7,12 +7,12 @@ use super::candidates::Candidate;
 use crate::Error;
 use crate::operation::Messages;
 
-/// One call of the benchmark. Its time is that of all its messages that follow one another.
+/// Returns the candidate for one call of the benchmark. Its time is that of all consecutive messages.
 pub(super) fn candidate<'a>(messages: Messages, bytes: usize) -> Result<Candidate<'a>, Error> {
     let buffer = Partition::new(bytes, 1, 1)
         .ok_or_else(|| Error::Usage(format!("a message of {bytes} bytes is too long")))?;
     let trips = messages.trips() as usize;
-    // How many buffers of a message's size a rank works on.
+    // Number of message buffers in the working set of a rank.
     let buffers = if messages == Messages::SendRecv { 2 } else { 1 };
     let steps = move |rank: Rank| {
         let taking_part = if rank.index() < 2 { trips } else { 0 };
@@ -21,7 +21,7 @@ pub(super) fn candidate<'a>(messages: Messages, bytes: usize) -> Result<Candidat
     Ok(Candidate::of_messages(buffer, buffers * bytes, trips, steps))
 }
 
-/// What rank 0 or 1 does.
+/// Returns a step of rank 0 or 1.
 fn step(messages: Messages, rank: usize, trip: usize) -> Step {
     let peer = 1 - rank;
     let send = SendHalf::input(peer, Chunks::one(0));

@@ -1,4 +1,4 @@
-//! `distctl sim`: how long collectives would take on a network that need not exist.
+//! `distctl sim`: predicts the times of collectives on a network that does not have to exist.
 
 mod candidates;
 mod compare;
@@ -37,7 +37,7 @@ pub(crate) struct Arguments {
     collective: CollectiveArguments,
 }
 
-/// What else can be predicted.
+/// The subcommands other than the prediction of collectives.
 #[derive(Debug, clap::Subcommand)]
 enum Other {
     /// Predict the time of a training step for increasing numbers of ranks
@@ -75,14 +75,14 @@ struct CollectiveArguments {
     json: bool,
 }
 
-/// More ranks than anyone will have; their clocks fit into memory.
+/// Maximum number of ranks. Their clocks fit into memory.
 const RANKS_MAX: usize = 10_000_000;
 
 fn ranks(text: &str) -> Result<usize, String> {
     crate::parse::count(text, "ranks", 1..=RANKS_MAX)
 }
 
-/// Predicts what was asked for.
+/// Runs the selected prediction.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let collective = &arguments.collective;
     match (&arguments.other, collective.operation) {
@@ -90,11 +90,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
         (Some(Other::Pipeline(arguments)), _) => pipeline::run(arguments),
         (Some(Other::Compare(arguments)), _) => compare::run(arguments),
         (None, Some(operation)) => collectives(operation, collective),
-        (None, None) => Err(Error::Usage("distctl sim --help says what can be predicted".to_owned())),
+        (None, None) => {
+            Err(Error::Usage("name an operation or a command; distctl sim --help lists them".to_owned()))
+        }
     }
 }
 
-/// Predicts every point and prints it.
+/// Predicts and prints every point.
 fn collectives(operation: Operation, arguments: &CollectiveArguments) -> Result<Outcome, Error> {
     let pace = arguments.pace.as_deref().map(direct::read).transpose()?;
     let progress = Progress::start()?;
@@ -115,7 +117,7 @@ fn collectives(operation: Operation, arguments: &CollectiveArguments) -> Result<
     Ok(Outcome::Success)
 }
 
-/// All algorithms that were asked for, for one number of ranks and one size.
+/// Predicts the selected algorithms for one number of ranks and one size.
 fn point(
     operation: Operation,
     arguments: &CollectiveArguments,
@@ -128,7 +130,7 @@ fn point(
     let directs =
         pace.map_or(Vec::new(), |pace| direct::predict(ALGORITHMS, operation, world.ranks(), bytes, pace));
     let mut all = case.candidates(ALGORITHMS)?;
-    // Ranks that share memory do not go by messages.
+    // Ranks that share memory use direct schedules instead of messages.
     all.iter_mut().for_each(|candidate| candidate.chosen &= directs.is_empty());
     let wanted = |name: &str, chosen: bool| match arguments.algorithm.as_str() {
         "all" => true,
@@ -142,7 +144,7 @@ fn point(
         let direct_names = directs.iter().map(|direct| direct.algorithm.name);
         let names: Vec<_> = all.iter().map(|candidate| candidate.name.as_str()).chain(direct_names).collect();
         let text = format!(
-            "{} on {} ranks is done by all, auto, {}, not by {:?}",
+            "{} on {} ranks has the algorithms all, auto, {}, but not {:?}",
             case.operation,
             world.ranks(),
             names.join(", "),

@@ -1,4 +1,4 @@
-//! Files with what a network was measured to be.
+//! Files with a model of a measured network.
 
 use std::fs;
 use std::path::Path;
@@ -10,22 +10,22 @@ use serde::{Deserialize, Serialize};
 use crate::Error;
 use crate::quantity::rounded;
 
-/// A network whose links and ranks are alike.
+/// A network with equal links and equal ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Model {
     pub(super) link: LinkModel,
     pub(super) work: MessageCosts,
-    /// How many times as long it takes to send or receive a byte that is in no cache.
+    /// Factor of the time to send or receive a byte that is in no cache.
     pub(super) far: f64,
-    /// What a collective costs every rank beside its messages, in seconds.
+    /// Time of a collective on every rank in addition to its messages, in seconds.
     pub(super) call: f64,
-    /// How many bytes a send leaves behind in its socket.
+    /// Number of bytes that a send leaves in its socket buffer.
     pub(super) window: u64,
-    /// How many cores the ranks share, if they are on one host.
+    /// Number of cores that the ranks share, if they are on one host.
     pub(super) cores: Option<usize>,
 }
 
-/// The same in a file: one JSON object.
+/// A [`Model`] in a file: one JSON object.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Fields {
@@ -52,8 +52,8 @@ struct Fields {
 }
 
 impl Model {
-    /// What a file says: one that was fitted, or the costs that `distctl tune` keeps, where this number of ranks is
-    /// looked for.
+    /// Reads a file with a fitted model, or with the costs that `distctl tune` has stored for this number of
+    /// ranks.
     pub(super) fn read(path: &Path, ranks: usize) -> Result<Self, Error> {
         let text =
             fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
@@ -71,12 +71,12 @@ impl Model {
             [(_, costs)] => costs,
             [] => {
                 let known = listed(&mut kept.keys());
-                return Err(wrong(format!("nothing is kept for {ranks} ranks, only for {known}")));
+                return Err(wrong(format!("it has no costs for {ranks} ranks, only for {known}")));
             }
             _ => {
                 let all = listed(&mut fitting.iter().map(|(world, _)| *world));
                 return Err(wrong(format!(
-                    "{all} are all of {ranks} ranks: name a file with one of these lines"
+                    "{all} all have {ranks} ranks: use a file with only one of these lines"
                 )));
             }
         };
@@ -91,7 +91,7 @@ impl Model {
         })
     }
 
-    /// What a file of it holds.
+    /// Returns the content of a file with this model.
     pub(super) fn json(&self) -> String {
         let Self { link, work, far, call, window, cores } = *self;
         let fields = Fields {
@@ -140,7 +140,7 @@ impl Model {
             ("far", far),
         ] {
             if !(value.is_finite() && value >= 0.0) {
-                return Err(format!("{name} is {value}, which takes no time"));
+                return Err(format!("{name} is {value}, which is not a time"));
             }
         }
         if cores == Some(0) {
@@ -165,7 +165,7 @@ impl Model {
     }
 }
 
-/// Ranks of one host over TCP, about.
+/// Approximate values for ranks on one host over TCP.
 impl Default for Model {
     fn default() -> Self {
         Self {
@@ -187,26 +187,27 @@ impl Default for Model {
 }
 
 impl Model {
-    /// The work of so many ranks of a host, each with so much memory. What is reduced has just been received, and is
-    /// in a cache whatever there is besides.
+    /// Returns the work of `ranks` ranks on a host, each with a working set of `memory` bytes. Reduced bytes
+    /// have just been received, and are in a cache in any case.
     pub(super) fn work_with(&self, memory: usize, ranks: usize) -> MessageCosts {
         let times = 1.0 + (self.far - 1.0) * missed(memory, ranks);
         MessageCosts { byte: self.work.byte * times, ..self.work }
     }
 
-    /// How long it takes a rank to have a byte of all its memory come into a cache, beside what is done with it.
+    /// Returns the additional time for loading a byte of the working set into a cache.
     pub(super) fn fetching(&self, memory: usize, ranks: usize) -> f64 {
         (self.work_with(memory, ranks).byte - self.work.byte).max(0.0)
     }
 }
 
-/// The part of the memory of so many ranks that is not in the cache when it is used again.
+/// Returns the fraction of the ranks' memory that has left the cache before it is used again.
 fn missed(memory: usize, ranks: usize) -> f64 {
     let all = memory as f64 * ranks as f64;
     if all > CACHE { 1.0 - CACHE / all } else { 0.0 }
 }
 
-/// What is taken to stay in a cache from one call to the next: of 32 MiB, three quarters, beside what the system copies.
+/// Bytes that stay in a cache from one call to the next: three quarters of 32 MiB. The kernel's copies take
+/// the rest.
 const CACHE: f64 = (24 << 20) as f64;
 
 const fn near() -> f64 {
@@ -218,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_that_were_fitted_and_files_that_were_kept_are_read() {
+    fn fitted_models_and_stored_costs_are_read() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");
         fs::write(
@@ -234,24 +235,24 @@ mod tests {
         fs::write(&path, lines).unwrap();
         assert_eq!(Model::read(&path, 4).unwrap().link.latency, 31e6 * 1e-12);
         let error = |ranks| Model::read(&path, ranks).unwrap_err().to_string();
-        let none = "nothing is kept for 8 ranks, only for \"shm 2 1\", \"tcp 2 1\", \"tcp 4 1\"";
+        let none = "it has no costs for 8 ranks, only for \"shm 2 1\", \"tcp 2 1\", \"tcp 4 1\"";
         assert!(error(8).ends_with(none), "{}", error(8));
-        let two = "\"shm 2 1\", \"tcp 2 1\" are all of 2 ranks: name a file with one of these lines";
+        let two = "\"shm 2 1\", \"tcp 2 1\" all have 2 ranks: use a file with only one of these lines";
         assert!(error(2).ends_with(two), "{}", error(2));
     }
 
     #[test]
-    fn of_memory_beyond_the_cache_a_part_is_fetched() {
+    fn a_fraction_of_memory_beyond_the_cache_is_loaded() {
         let model = Model { far: 3.0, ..Model::default() };
         let byte = |memory: usize| model.work_with(memory << 20, 2).byte / model.work.byte;
         assert_eq!([byte(1), byte(12)], [1.0, 1.0]);
-        // Half of 48 MiB.
+        // Two ranks with 24 MiB each miss half of their 48 MiB.
         assert!((byte(24) - 2.0).abs() < 1e-9 && (byte(48) - 2.5).abs() < 1e-9);
         assert!((model.fetching(24 << 20, 2) / model.work.byte - 1.0).abs() < 1e-9);
     }
 
     #[test]
-    fn a_file_that_is_no_model_is_named_with_what_is_wrong() {
+    fn a_file_that_is_not_a_model_is_named_with_the_reason() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");
         let negative = r#"{"latency_us":-5,"byte_ns":0.1,"send_us":2,"receive_us":2,"copy_byte_ns":0.2,"reduce_byte_ns":0.05}"#;

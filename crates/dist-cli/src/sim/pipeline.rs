@@ -1,4 +1,4 @@
-//! `distctl sim pipeline`: who computes what when in one step of a pipeline.
+//! `distctl sim pipeline`: predicts the timeline of one pipeline step.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -55,15 +55,16 @@ pub(super) struct Arguments {
 }
 
 fn kind(text: &str) -> Result<ScheduleKind, String> {
-    ScheduleKind::parse(text)
-        .ok_or_else(|| format!("it is one of {}", ScheduleKind::ALL.map(ScheduleKind::name).join(", ")))
+    ScheduleKind::parse(text).ok_or_else(|| {
+        format!("a schedule is one of {}", ScheduleKind::ALL.map(ScheduleKind::name).join(", "))
+    })
 }
 
 fn time(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(quantity::time(text)?).map_err(|e| e.to_string())
 }
 
-/// More than fit into the memory of this prediction, or into anybody's patience.
+/// Maximum number of stages and of micro-batches, for the memory and the time of the prediction.
 const COUNT_MAX: usize = 10_000_000;
 
 fn stages(text: &str) -> Result<usize, String> {
@@ -74,7 +75,7 @@ fn micro_batches(text: &str) -> Result<usize, String> {
     crate::parse::count(text, "micro-batches", 1..=COUNT_MAX)
 }
 
-/// The fields and their order are a contract with whoever reads them.
+/// The JSON output. Its fields and their order are a stable contract.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
     schedule: &'static str,
@@ -119,11 +120,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     Ok(Outcome::Success)
 }
 
-/// What a picture shows at most: each makes two or three bars, of some 100 bytes in the file.
+/// Maximum number of pairs in a picture. Each has two or three bars of about 100 bytes in the file.
 const DRAWN_MAX: usize = 100_000;
 
 impl Arguments {
-    /// Refuses a picture of more than anybody can see, before anything is predicted.
+    /// Rejects a picture that is too large, before anything is predicted.
     fn check_picture(&self) -> Result<(), Error> {
         let pairs = self.stages.saturating_mul(self.micro_batches).saturating_mul(self.schedule.len());
         if self.svg.is_none() || pairs <= DRAWN_MAX {

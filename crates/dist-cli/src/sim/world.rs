@@ -1,4 +1,4 @@
-//! The network that is spoken of: from arguments, and from files with links and with what was measured.
+//! The network of a prediction: from arguments, and from files with links and with a fitted model.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use super::links;
 use super::model::Model;
 use crate::{Error, quantity};
 
-/// Where no file says otherwise: 10 GbE and TCP.
+/// Arguments for the network. The default is 10 GbE and TCP.
 #[derive(Debug, clap::Args)]
 pub(super) struct WorldArguments {
     /// Latency between hosts
@@ -65,25 +65,25 @@ pub(super) struct WorldArguments {
 /// A number of ranks on a network.
 #[derive(Debug)]
 pub(super) struct World {
-    /// As it is, which takes time to follow if there is something that ranks share.
+    /// The network with shared links, which takes long to simulate.
     exact: NetworkModel,
-    /// With an equal part of the link of its host for each rank, where ranks share it.
+    /// The network with an equal share of the host's link for each rank, if ranks share links.
     parted: Option<NetworkModel>,
-    /// Who shares a host, if there are hosts with several ranks and others.
+    /// The hosts of the ranks, if there are several hosts with several ranks.
     hosts: Option<Hosts>,
     model: Model,
     costs: CostModel,
 }
 
-/// Up to this number of ranks, those of a host share its link.
+/// Maximum number of ranks for which the ranks of a host share its link.
 const SHARED_RANKS_MAX: usize = 10_000;
 
-/// Up to this number of ranks that are alone on their hosts, the messages of one to several others share its link;
-/// beyond, they leave one after the other.
+/// Maximum number of ranks on hosts of their own for which concurrent messages of a rank share its link. With
+/// more ranks, its messages leave one after the other.
 const ALONE_RANKS_MAX: usize = 511;
 
 impl WorldArguments {
-    /// The network of so many ranks.
+    /// Creates the network of a number of ranks.
     pub(super) fn of(&self, ranks: usize) -> Result<World, Error> {
         let hosts = match self.ranks_per_host {
             Some(each) => ranks.div_ceil(each),
@@ -91,7 +91,7 @@ impl WorldArguments {
         };
         let uneven = |each: usize| hosts > 1 && !ranks.is_multiple_of(each);
         if !ranks.is_multiple_of(hosts) || self.ranks_per_host.is_some_and(uneven) {
-            return Err(Error::Usage(format!("{ranks} ranks are not equally many on {hosts} hosts")));
+            return Err(Error::Usage(format!("{ranks} ranks cannot be divided equally over {hosts} hosts")));
         }
         let model = self.model(ranks)?;
         let each = ranks / hosts;
@@ -101,11 +101,14 @@ impl WorldArguments {
             Some(path) => links::read(path, hosts)?,
         };
         if let Some(stranger) = self.straggler.iter().find(|straggler| straggler.rank >= ranks) {
-            return Err(Error::Usage(format!("there is no rank {} among {ranks}", stranger.rank)));
+            return Err(Error::Usage(format!(
+                "there is no rank {}: the {ranks} ranks are numbered from 0",
+                stranger.rank
+            )));
         }
         let cores = self.cores.or(model.cores);
         let within = self.within(&model, hosts);
-        // Shared, or with an equal part of each link for every rank that may use it.
+        // Links are either shared, or every rank has an equal share of each link that it may use.
         let network = |shared: bool| {
             let part = |link, users| if shared { link } else { part_of(link, users) };
             let host = part(model.link, each);
@@ -129,14 +132,14 @@ impl WorldArguments {
         let name = |rank: usize| (rank / each) as u64;
         let hosts = several.then(|| Hosts::new(&(0..ranks).map(name).collect::<Vec<_>>()));
         let parted = (shares && cores.is_none()).then(|| network(false));
-        // Messages take the link between hosts only where there are several.
+        // If there is only one host, messages do not take the link between hosts.
         let link = if each == ranks { within } else { model.link };
         Ok(World { exact, parted, hosts, model, costs: costs(&Model { link, ..model }) })
     }
 }
 
 impl WorldArguments {
-    /// Of each link between hosts, and of every rank.
+    /// Returns the model of each rank and of each link between hosts.
     fn model(&self, ranks: usize) -> Result<Model, Error> {
         match &self.model {
             Some(path) => Model::read(path, ranks),
@@ -155,21 +158,21 @@ impl WorldArguments {
         }
     }
 
-    /// How many hosts share a rack, if there are several racks.
+    /// Returns the number of hosts in a rack, if there are several racks.
     fn hosts_per_rack(&self, hosts: usize) -> Result<Option<usize>, Error> {
         let Some(racks) = self.racks else { return Ok(None) };
         if !hosts.is_multiple_of(racks) {
-            return Err(Error::Usage(format!("{hosts} hosts are not equally many in {racks} racks")));
+            return Err(Error::Usage(format!("{hosts} hosts cannot be divided equally over {racks} racks")));
         }
         Ok((racks > 1).then_some(hosts / racks))
     }
 
-    /// What is between racks beside what is between hosts.
+    /// Returns the link between racks in addition to the links of hosts.
     const fn rack(&self) -> LinkModel {
         LinkModel { latency: self.rack_latency, byte: self.rack_bandwidth }
     }
 
-    /// What is between ranks of one of so many hosts. What was measured was measured on one host, if there is only one here.
+    /// Returns the link between ranks of one host. A fitted model of a single host describes this link.
     const fn within(&self, model: &Model, hosts: usize) -> LinkModel {
         if self.model.is_some() && hosts == 1 {
             return model.link;
@@ -177,10 +180,12 @@ impl WorldArguments {
         LinkModel { latency: self.local_latency, byte: self.local_bandwidth }
     }
 
-    /// The ranks of one host by themselves, and one rank of every host, to which a part of each link belongs.
+    /// Returns the network of one host's ranks, and the network of one rank of every host with its share of
+    /// each link.
     ///
     /// # Errors
-    /// Beside those of [`of`](Self::of), if something is said of single ranks or hosts, or of cores: one rank stands for all.
+    /// Returns those of [`of`](Self::of), and an error if an option describes single ranks or hosts, or
+    /// cores, because one rank stands for all.
     pub(super) fn levels(&self, ranks: usize) -> Result<(World, World), Error> {
         let said = [
             ("--straggler", !self.straggler.is_empty()),
@@ -207,13 +212,13 @@ impl WorldArguments {
     }
 }
 
-/// What is left of a link for each of so many.
+/// Returns the share of a link that each of `users` users has.
 fn part_of(link: LinkModel, users: usize) -> LinkModel {
     LinkModel { byte: link.byte * users as f64, ..link }
 }
 
 impl World {
-    /// So many ranks on one host, or each on its own, as a model has it.
+    /// Creates the network of `ranks` ranks of a model, on one host or each on a host of its own.
     pub(super) fn like(ranks: usize, model: &Model, apart: bool) -> Self {
         let network = NetworkModel::new(ranks, model.link, model.work);
         let network = if apart {
@@ -234,28 +239,30 @@ impl World {
         self.exact.hosts()
     }
 
-    /// How many racks there are.
+    /// Returns the number of racks.
     pub(super) const fn racks(&self) -> usize {
         self.exact.racks()
     }
 
-    /// Who shares a host, if that makes a difference.
+    /// Returns the hosts of the ranks, if there are several with several ranks.
     pub(super) const fn shared_hosts(&self) -> Option<&Hosts> {
         self.hosts.as_ref()
     }
 
-    /// What the choice of algorithms goes by.
+    /// Returns the costs for the choice of algorithms.
     pub(super) const fn costs(&self) -> &CostModel {
         &self.costs
     }
 
-    /// The ranks, with as many cores as they know to share: on several hosts the choice does not go by that.
+    /// Returns the ranks and the cores that they share. On several hosts the choice ignores the number of
+    /// cores.
     pub(super) fn placement(&self) -> Placement {
         let shared = self.exact.cores().filter(|_| self.hosts() == 1);
         shared.map_or(Placement::dedicated(self.ranks()), |cores| Placement { ranks: self.ranks(), cores })
     }
 
-    /// The network that about so many steps can be followed on, with ranks that have so much memory each.
+    /// Returns a network on which `steps` steps can be simulated, with a working set of `memory` bytes on
+    /// each rank.
     pub(super) fn network(&self, steps: u64, memory: usize) -> NetworkModel {
         let network = match &self.parted {
             Some(parted) if steps > QUEUE_STEPS_MAX / 10 => parted,
@@ -264,19 +271,19 @@ impl World {
         network.clone().with_work(self.model.work_with(memory, self.ranks_per_host()))
     }
 
-    /// How long a rank with so much memory copies so many bytes of its own.
+    /// Returns the time in which a rank with a working set of `memory` bytes copies `bytes` bytes of it.
     pub(super) fn copying(&self, bytes: u64, memory: usize) -> f64 {
         let byte = self.model.work.reduce + self.model.fetching(memory, self.ranks_per_host());
         bytes as f64 * byte
     }
 
-    /// How long it takes a rank to have so many bytes, all that it has, come into a cache that has others, and leave it
-    /// again.
+    /// Returns the time in which a rank loads a working set of `bytes` bytes into a cache with other
+    /// contents, and writes it back.
     pub(super) fn fetching(&self, bytes: usize) -> f64 {
         2.0 * bytes as f64 * self.model.fetching(bytes, self.ranks_per_host())
     }
 
-    /// What a collective costs every rank beside its messages.
+    /// Returns the time of a collective on every rank in addition to its messages.
     pub(super) const fn calling(&self) -> f64 {
         self.model.call
     }
@@ -286,7 +293,7 @@ impl World {
     }
 }
 
-/// What the choice of algorithms would go by on this network.
+/// Returns the costs for the choice of algorithms on this network.
 fn costs(model: &Model) -> CostModel {
     let Model { link, work, .. } = model;
     CostModel {
@@ -299,15 +306,15 @@ fn costs(model: &Model) -> CostModel {
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "times are neither negative nor long, and what does not fit becomes the largest number"
+    reason = "times are neither negative nor long, and the conversion saturates"
 )]
 fn picoseconds(seconds: f64) -> u64 {
     (seconds * 1e12).round() as u64
 }
 
-/// `5:+3ms`: rank 5 begins 3 ms late. `5:x2`: its work takes twice as long.
+/// Parses a straggler: `5:+3ms` is rank 5, which starts 3 ms late; the work of `5:x2` takes twice as long.
 fn straggler(text: &str) -> Result<Straggler, String> {
-    let wrong = || "a straggler is a rank and how late or slow it is, as in 5:+3ms or 5:x2".to_owned();
+    let wrong = || "a straggler is a rank with a delay or a factor, as in 5:+3ms or 5:x2".to_owned();
     let (rank, how) = text.split_once(':').ok_or_else(wrong)?;
     let rank = rank.parse().map_err(|_| wrong())?;
     if let Some(late) = how.strip_prefix('+') {
@@ -315,7 +322,7 @@ fn straggler(text: &str) -> Result<Straggler, String> {
     }
     let slowdown: f64 = how.strip_prefix('x').ok_or_else(wrong)?.parse().map_err(|_| wrong())?;
     if !(slowdown.is_finite() && slowdown > 0.0 && slowdown <= PACE_MAX) {
-        return Err(format!("work takes more than 0 and at most {PACE_MAX} times as long"));
+        return Err(format!("the factor is more than 0 and at most {PACE_MAX}"));
     }
     Ok(Straggler { rank, late: 0.0, slowdown })
 }

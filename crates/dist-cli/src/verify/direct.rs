@@ -1,4 +1,4 @@
-//! The proofs of schedules for ranks that share memory, and the changes of these schedules.
+//! The proofs of schedules for ranks that share memory, and the mutants of these schedules.
 
 use dist_algos::direct::verify::{plans, prove};
 use dist_algos::direct::{DirectAlgorithm, DirectCollective, DirectPlan};
@@ -35,14 +35,14 @@ fn world(algorithm: &'static DirectAlgorithm, world_size: usize) -> Result<Prove
     Ok(Proven::World { proofs: collectives.len(), orders, cost: None })
 }
 
-/// The sizes of the worlds whose schedules are changed.
+/// World sizes of the schedules that are mutated.
 const MUTATED: [usize; 3] = [2, 3, 4];
 
-/// The calls of the plans that are changed: a pipeline that is longer than there are slots, one block, and one block in
-/// the flag line.
+/// Calls of the plans that are mutated: a pipeline that is longer than the number of slots, a single block,
+/// and a block within the flag line.
 const CALLS: [usize; 3] = [0, 1, 2];
 
-/// Returns the tasks that change every step of every rank in small worlds, in one call among others.
+/// Returns the tasks that mutate every step of every rank in small worlds, in one of several calls.
 pub(super) fn mutants(table: AlgorithmTable<'_>, max_ranks: usize) -> Vec<Task<Mutants>> {
     let served = |collective: DirectCollective| {
         let of_operation = table.direct().filter(move |algorithm| algorithm.collective == collective.kind());
@@ -67,14 +67,14 @@ pub(super) fn mutants(table: AlgorithmTable<'_>, max_ranks: usize) -> Vec<Task<M
 fn score(plans: &[DirectPlan], name: &str) -> Mutants {
     let mut mutants = Mutants::default();
     for mutated in CALLS {
-        // A schedule that is wrong itself has its own line.
+        // The proof reports a schedule that is wrong without a mutation.
         let score = Score::of_call(plans, mutated).unwrap_or_default();
         mutants.add(&score, |mutant| format!("{name}: {mutant}"));
     }
     mutants
 }
 
-/// Returns all operations; those with a root with each of these roots, of which the first is 0.
+/// Returns all operations. Those with a root appear with each of these roots, the first of which is 0.
 fn collectives(roots: &[usize]) -> impl Iterator<Item = DirectCollective> {
     let more = roots[1..]
         .iter()

@@ -1,17 +1,17 @@
-//! Worlds beyond the bound.
+//! Worlds above the bound.
 
 use dist_algos::verify::{self, symmetry};
 use dist_algos::{MessageAlgorithm, Result};
 
 use super::line::Proven;
 
-/// The largest world that is tried.
+/// The largest proven world.
 const RANKS_MAX: usize = 4096;
 
-/// Steps of all ranks, or chunks that all ranks move, beyond which a world is left out.
+/// Maximum number of steps, or of moved chunks, of all ranks together. Worlds with more are left out.
 const WORK_MAX: usize = 1 << 20;
 
-/// The largest power of two and some other sizes between the bound and the largest world.
+/// Returns the largest power of two and some other sizes between the bound and the largest world.
 pub(super) fn worlds(bound: usize, seed: u64) -> Vec<usize> {
     let Some(room) = RANKS_MAX.checked_sub(bound).filter(|&room| room > 0) else { return Vec::new() };
     let mut random = fastrand::Rng::with_seed(seed);
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn larger_worlds_are_beyond_the_bound_and_the_seeds_own() {
+    fn larger_worlds_are_above_the_bound_and_depend_on_the_seed() {
         for bound in [1, 128, 4000, 4095] {
             let sizes = worlds(bound, 7);
             assert!(sizes.is_sorted() && sizes[0] > bound && sizes.last() == Some(&4096), "{sizes:?}");

@@ -4,33 +4,33 @@ use dist_algos::Order;
 use dist_algos::verify::mutate::Score;
 use serde::Serialize;
 
-/// What is proven of one algorithm. The fields and their order are a contract with whoever reads them.
+/// The proofs of one algorithm. The fields and their order are a stable contract.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Line {
     pub(super) operation: &'static str,
     pub(super) algorithm: &'static str,
-    /// World sizes up to the bound that were proven, or hosts.
+    /// Number of proven world sizes, or layouts of hosts, up to the bound.
     pub(super) worlds: usize,
-    /// Proofs: one for each world size and root, or for each of the schedules on two levels.
+    /// Number of proofs: one for each world size and root, or for each two-level schedule.
     pub(super) proofs: usize,
     pub(super) orders: Orders,
-    /// World sizes beyond the bound that were proven.
+    /// Proven world sizes above the bound.
     pub(super) larger: Vec<usize>,
     pub(super) largest: Option<Bound>,
     pub(super) wrong: Option<String>,
 }
 
-/// What the proof of one world adds to the line of its algorithm.
+/// The result of one proof.
 pub(super) enum Proven {
     /// A world up to the bound, or a layout of hosts.
     World { proofs: usize, orders: Orders, cost: Option<Bound> },
-    /// A world of this size, which is beyond the bound.
+    /// A world of this size, which is above the bound.
     Larger(usize),
     /// Nothing, because the proof would take too long.
     LeftOut,
 }
 
-/// In how many of the worlds an algorithm reduces in which order.
+/// The numbers of worlds by the order in which an algorithm reduces.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(super) struct Orders {
     pub(super) canonical: usize,
@@ -38,8 +38,8 @@ pub(super) struct Orders {
     pub(super) any: usize,
 }
 
-/// The cost in the largest world up to the bound, beside the least that there can be. Bytes are in units of the
-/// buffer.
+/// The cost in the largest world up to the bound, and the lower bounds for any schedule. Bytes are in units
+/// of the buffer.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Bound {
     pub(super) ranks: usize,
@@ -50,7 +50,7 @@ pub(super) struct Bound {
     pub(super) sent: f64,
 }
 
-/// How the verifier fared against changed schedules.
+/// The mutated schedules and how many of them the verifier rejected.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct Mutants {
     pub(super) mutants: usize,
@@ -64,7 +64,7 @@ operation       algorithm             worlds  proofs  ranks  rounds  least  buff
 order                        larger worlds
 ";
 
-    /// An algorithm of which nothing is proven so far.
+    /// Creates the line of an algorithm without results.
     pub(super) fn new(operation: &'static str, algorithm: &'static str) -> Self {
         Self {
             operation,
@@ -139,7 +139,7 @@ impl Orders {
         self.any += other.any;
     }
 
-    /// Such as `canonical, 3 uniform`: without a number where all worlds are the same.
+    /// Formats the counts, such as `canonical, 3 uniform`. An order that all worlds have is without a number.
     fn text(self) -> String {
         let counts = [("canonical", self.canonical), ("uniform", self.uniform), ("any", self.any)]
             .map(|(name, count)| (count > 0).then(|| format!("{count} {name}")));
@@ -156,7 +156,7 @@ impl Mutants {
         self.survivors.extend(score.survivors.iter().map(name));
     }
 
-    /// Returns these mutants together.
+    /// Returns the sum.
     pub(super) fn sum(all: impl IntoIterator<Item = Self>) -> Self {
         all.into_iter().fold(Self::default(), |mut sum, other| {
             sum.mutants += other.mutants;
@@ -166,7 +166,7 @@ impl Mutants {
         })
     }
 
-    /// Whether at least 99 % were rejected, of at least one.
+    /// Returns `true` if there are mutants and at least 99 % of them were rejected.
     pub(super) const fn is_enough(&self) -> bool {
         self.mutants > 0 && self.rejected * 100 >= self.mutants * 99
     }
@@ -178,10 +178,10 @@ impl Mutants {
     pub(super) fn text(&self) -> String {
         let Self { mutants, rejected, survivors } = self;
         let percent = *rejected as f64 * 100.0 / (*mutants).max(1) as f64;
-        let mut text = format!("\n{rejected} of {mutants} changed schedules rejected: {percent:.2} %\n");
+        let mut text = format!("\n{rejected} of {mutants} mutated schedules rejected: {percent:.2} %\n");
         let swaps = survivors.iter().filter(|survivor| survivor.contains("SwappedWithNext")).count();
         if swaps > 0 {
-            text += &format!("{swaps} that passed only do two steps in the other order\n");
+            text += &format!("{swaps} of the others only swap two steps\n");
         }
         for survivor in survivors.iter().filter(|survivor| !survivor.contains("SwappedWithNext")) {
             text += &format!("passed: {survivor}\n");

@@ -1,4 +1,4 @@
-//! `distctl verify`: proves all schedules, and checks that the proofs reject changed schedules.
+//! `distctl verify`: proves all schedules, and checks that the proofs reject mutated schedules.
 
 mod direct;
 mod large;
@@ -41,7 +41,7 @@ fn roots(world_size: usize) -> Vec<usize> {
 /// The largest world in which every root is proven.
 const ALL_ROOTS_MAX: usize = 16;
 
-/// Proves everything; fails if a schedule is wrong or too many changed schedules are not rejected.
+/// Proves everything. Fails if a schedule is wrong or too many mutants are not rejected.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let (max_ranks, json) = (arguments.max_ranks, arguments.json);
     let progress = Progress::start()?;

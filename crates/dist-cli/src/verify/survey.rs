@@ -1,4 +1,4 @@
-//! The proofs of algorithms that send messages, and the changes of their schedules.
+//! The proofs of message algorithms, and the mutants of their schedules.
 
 use dist_algos::verify::mutate::Score;
 use dist_algos::verify::{Goal, prove_world};
@@ -55,10 +55,10 @@ fn bound(algorithm: &MessageAlgorithm, world_size: usize) -> Bound {
     }
 }
 
-/// The sizes of the worlds whose schedules are changed.
+/// World sizes of the schedules that are mutated.
 const MUTATED: [usize; 7] = [2, 3, 4, 5, 6, 7, 8];
 
-/// Returns the tasks that change every step of every rank in small worlds, with the first and the last root.
+/// Returns the tasks that mutate every step of every rank in small worlds, with the first and the last root.
 pub(super) fn mutants(table: AlgorithmTable<'_>, max_ranks: usize) -> Vec<Task<Mutants>> {
     let sizes = MUTATED.into_iter().filter(|&world_size| world_size <= max_ranks);
     sizes

@@ -1,4 +1,4 @@
-//! The parts of the work that need no other part, and the threads that do them.
+//! Independent tasks of a verification, and the threads that run them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -7,9 +7,9 @@ use dist_algos::verify::on_all_cores;
 use super::line::{Line, Proven};
 use crate::progress::Progress;
 
-/// A part of the work.
+/// An independent part of the verification.
 pub(super) struct Task<R> {
-    /// What it does, for the progress on stderr.
+    /// Its description for the progress on stderr.
     pub(super) name: String,
     /// The number of ranks. More ranks take longer.
     pub(super) ranks: usize,

@@ -1,8 +1,8 @@
-//! What docs/book/src/distctl-output.md says of the fields of lines.
+//! A check that docs/book/src/distctl-output.md documents the fields of lines.
 
 use serde_json::Value;
 
-/// That the section of a command, by the beginning of its heading, names each field of a line.
+/// Asserts that the section whose heading begins with `command` names each field of a line.
 #[track_caller]
 pub(super) fn check(command: &str, line: &Value) {
     let page = include_str!("../../../../docs/book/src/distctl-output.md");

@@ -1,4 +1,4 @@
-//! A rank fails: which one is named, what becomes of the others, and what is started again.
+//! Failure of a rank: the reported cause, the end of the other ranks, and restarts.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
@@ -15,7 +15,7 @@ use super::{END, distctl, ends, lines, run, running, signal};
 #[rstest]
 #[case("exit 7", 7, "rank 2 exited with code 7")]
 #[case("kill -KILL $$", 137, "rank 2 was killed by SIGKILL")]
-fn the_first_failing_rank_is_named_and_the_rest_is_ended(
+fn the_first_failed_rank_is_named_and_the_others_are_ended(
     #[case] end: &str,
     #[case] code: i32,
     #[case] words: &str,
@@ -25,7 +25,7 @@ fn the_first_failing_rank_is_named_and_the_rest_is_ended(
     assert_eq!(lines(&output.stderr), [format!("distctl: {words}; ending the others")]);
 }
 
-/// What the ranks of the next test do: this test binary is their program.
+/// The program of the ranks in the next test.
 fn be_a_rank(end: &str) {
     let mut comm = Communicator::from_env().unwrap();
     let mut pids = vec![0; comm.world_size()];
@@ -34,7 +34,7 @@ fn be_a_rank(end: &str) {
         comm.barrier().unwrap_err();
         std::process::exit(3);
     }
-    // It cannot end before this rank does or gives up.
+    // Rank 0 cannot end before this rank ends or aborts.
     let pid = Pid::from_raw(pids[0].try_into().unwrap()).unwrap();
     let victim = pidfd_open(pid, PidfdFlags::empty()).unwrap();
     if end == "at once" {
@@ -45,7 +45,7 @@ fn be_a_rank(end: &str) {
         panic!("rank 1 gives up");
     }));
     panicked.unwrap_err();
-    // The launcher sees this end second.
+    // The launcher reaps this rank second.
     assert!(ends(&victim));
     std::process::exit(7);
 }
@@ -53,7 +53,7 @@ fn be_a_rank(end: &str) {
 #[rstest]
 #[case("at once", "died")]
 #[case("after a victim", "panicked")]
-fn the_rank_that_began_is_named_whoever_ends_first(#[case] end: &str, #[case] words: &str) {
+fn the_rank_that_failed_first_is_named_in_any_order_of_ends(#[case] end: &str, #[case] words: &str) {
     if let Ok(end) = std::env::var(END) {
         return be_a_rank(&end);
     }
@@ -71,7 +71,7 @@ fn the_rank_that_began_is_named_whoever_ends_first(#[case] end: &str, #[case] wo
 #[rstest]
 #[case::in_different_calls("calls", "ranks 0 and 1 are in different calls: calls differ: ")]
 #[case::of_different_lengths("lengths", "rank 1 sends 8 bytes where rank 0 expects 16")]
-fn of_two_ranks_that_differ_neither_is_blamed(#[case] task: &str, #[case] words: &str) {
+fn neither_of_two_ranks_that_disagree_is_blamed(#[case] task: &str, #[case] words: &str) {
     if let Ok(task) = std::env::var(END) {
         let mut comm = Communicator::from_env().unwrap();
         let differs = match (task.as_str(), comm.rank()) {
@@ -81,7 +81,7 @@ fn of_two_ranks_that_differ_neither_is_blamed(#[case] task: &str, #[case] words:
             _ => comm.send(&[1.0_f32; 2], 0).and_then(|()| comm.barrier()),
         };
         differs.unwrap_err();
-        // It has told the coordinator when it has left.
+        // Drop waits until the coordinator has received the report.
         drop(comm);
         std::process::exit(3);
     }
@@ -97,7 +97,7 @@ fn of_two_ranks_that_differ_neither_is_blamed(#[case] task: &str, #[case] words:
 }
 
 #[test]
-fn the_cause_is_named_though_it_ended_as_if_all_were_well() {
+fn the_cause_is_named_although_it_exited_with_0() {
     if std::env::var(END).is_ok() {
         let mut comm = Communicator::from_env().unwrap();
         let alone = comm.rank() == 0 && comm.barrier().is_ok() && comm.barrier().is_err();
@@ -119,10 +119,10 @@ fn the_cause_is_named_though_it_ended_as_if_all_were_well() {
 }
 
 #[test]
-fn the_others_may_say_what_they_saw() {
+fn the_other_ranks_have_time_to_report() {
     let folder = tempfile::tempdir().unwrap();
     let fifo = folder.path().join("fifo").display().to_string();
-    // A process that has ended can be signalled until it is reaped.
+    // A process that has ended can still be signalled until it is reaped.
     let see =
         format!("read pid < {fifo}; while kill -0 $pid 2>&-; do :; done; echo rank 0 is gone >&2; exit 1");
     let script = format!("mkfifo {fifo} 2>&-; case $RANK in 0) echo $$ > {fifo}; exit 3;; 1) {see};; esac");
@@ -135,7 +135,7 @@ fn the_others_may_say_what_they_saw() {
 #[case(2, 0, 1)]
 #[case(1, 8, 2)]
 #[case(0, 7, 1)]
-fn a_job_that_fails_is_started_again(#[case] restarts: usize, #[case] code: i32, #[case] failures: usize) {
+fn a_failed_job_is_restarted(#[case] restarts: usize, #[case] code: i32, #[case] failures: usize) {
     let folder = tempfile::tempdir().unwrap();
     // Fails at the first start, and at the second if there is no third.
     let fail = if failures == 2 { "test $DIST_RESTART = 1 && exit 8;" } else { "" };
@@ -151,20 +151,20 @@ fn a_job_that_fails_is_started_again(#[case] restarts: usize, #[case] code: i32,
 }
 
 #[test]
-fn a_job_that_is_told_to_end_is_not_started_again() {
+fn a_job_that_is_stopped_by_a_signal_is_not_restarted() {
     let script = "trap 'exit 9' TERM; echo $$; while :; do sleep 0.01; done";
     let (child, _) = running(&["-n", "2", "--max-restarts", "3"], script);
     signal(&child, Signal::TERM);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.signal(), Some(Signal::TERM.as_raw()), "{output:?}");
-    // The shell itself has a word for a sleep that was signalled.
+    // The shell prints a message for a `sleep` that was signalled.
     let told: Vec<_> = lines(&output.stderr).into_iter().filter(|line| line.starts_with("distctl")).collect();
-    assert_eq!(told, ["distctl: SIGTERM: passed on to every rank"]);
+    assert_eq!(told, ["distctl: SIGTERM: forwarded to every rank"]);
 }
 
-/// The launcher looks for the cause in vain for most of the time.
+/// The launcher spends most of the time waiting for the coordinator's record.
 #[test]
-fn a_signal_between_the_end_of_all_ranks_and_their_next_start_is_heard() {
+fn a_signal_between_two_starts_ends_the_job() {
     let mut command = distctl(&["run", "-n", "2", "--max-restarts", "20", "--", "false"]);
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let mut told = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -176,7 +176,7 @@ fn a_signal_between_the_end_of_all_ranks_and_their_next_start_is_heard() {
     assert_eq!(child.wait().unwrap().signal(), Some(Signal::TERM.as_raw()));
 }
 
-/// A rank that joins a job whose rank 1 does not: what it is told.
+/// Joins a job that rank 1 does not join, and prints the error.
 fn join_in_vain() -> ! {
     if std::env::var("RANK").unwrap() == "1" {
         std::process::exit(0);
@@ -207,18 +207,18 @@ fn a_rank_that_ends_before_it_joined_is_named_at_once() {
     assert!(told.iter().any(named), "{told:?}");
 }
 
-/// The process of the rank itself has ended, and what it has left behind joins.
+/// The rank's process has ended, and a process that it has left behind joins.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_rank_may_join_by_a_process_that_its_wrapper_leaves_behind() {
+fn a_process_that_outlives_its_wrapper_can_join() {
     if std::env::var(END).is_ok() {
         let mut comm = Communicator::from_env().unwrap();
         return comm.barrier().unwrap();
     }
     let program = std::env::current_exe().unwrap();
     let test = std::thread::current().name().unwrap().to_owned();
-    // The wrapper ends when the process has left its group and closes the pipe. The other ranks have long been there when the
-    // process joins.
+    // The wrapper ends when the process has left its group and closes the pipe. The other ranks have joined
+    // long before.
     let wrapper = r#"test $RANK = 1 || exec "$0" "$@"
         : $(setsid -f sh -c 'exec >&2; sleep 0.5; exec "$0" "$@"' "$0" "$@")"#;
     let mut command = distctl(&["run", "-n", "3", "--", "sh", "-c", wrapper, program.to_str().unwrap()]);

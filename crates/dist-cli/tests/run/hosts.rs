@@ -1,5 +1,5 @@
-//! Jobs on hosts that `distctl run --hosts` reaches over ssh. All hosts are this machine. Most tests have a command in
-//! place of ssh; one has ssh and an sshd of its own on loopback.
+//! Jobs that `distctl run --hosts` starts over ssh. All hosts are this machine. Most tests replace ssh by a
+//! script; one uses ssh and its own sshd on loopback.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -15,8 +15,9 @@ use rustix::process::Signal;
 
 use super::{END, distctl, first_lines, is_ignored, lines, shell_code, signal, wait_until_gone};
 
-/// Reaches "hosts" that are folders of this machine's own: it takes options, a host and a command, as ssh does. The
-/// command sees few variables and another folder, as after a login. It says where each host is, as sshd does.
+/// A script in place of ssh whose "hosts" are this machine. It takes options, a host and a command, as ssh
+/// does. The command starts with few variables in another folder, as after a login. It sets the host's
+/// address as sshd does.
 pub(super) const FAKE_SSH: &str = r#"#!/bin/sh
 while [ "${1#-}" != "$1" ]; do [ "$1" = -o ] && shift; shift; done
 host=$1; shift
@@ -35,7 +36,7 @@ exec env -i PATH=/usr/bin:/bin HOME=/ SSH_CONNECTION="127.0.0.1 1 ${address:-127
     XDG_RUNTIME_DIR="$FAKE_RUNTIME_DIR" sh -c "$*"
 "#;
 
-/// A folder with such a command.
+/// A folder with the script in place of ssh.
 struct Fake(tempfile::TempDir);
 
 impl Fake {
@@ -56,7 +57,7 @@ impl Fake {
         self.distctl(&["--hosts", hosts], &["sh", "-c", script]).output().unwrap()
     }
 
-    /// What becomes of a job whose ranks are this test, told what to do.
+    /// Runs a job whose ranks are this test with a task, and returns its output.
     fn run_this_test(&self, hosts: &str, task: &str) -> Output {
         let program = std::env::current_exe().unwrap().display().to_string();
         let test = std::thread::current().name().unwrap().to_owned();
@@ -66,8 +67,8 @@ impl Fake {
 }
 
 pub(super) fn write_program(path: &Path, text: &str) {
-    // Another thread may start a process meanwhile; one that inherits a file open for writing would keep it from being
-    // executed, so that the file is written by a process of its own.
+    // Another thread may start a process at the same time. If it inherited a file that is open for writing,
+    // the file could not be executed. Therefore a process of its own writes the file.
     let mut writer = Command::new("sh");
     writer.args(["-c", "cat > \"$0\" && chmod 755 \"$0\""]).arg(path).stdin(Stdio::piped());
     let mut writer = writer.spawn().unwrap();
@@ -76,7 +77,7 @@ pub(super) fn write_program(path: &Path, text: &str) {
 }
 
 #[test]
-fn every_rank_learns_its_place_among_those_of_all_hosts() {
+fn every_rank_has_its_place_among_the_ranks_of_all_hosts() {
     let script =
         "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $DIST_COORDINATOR $DIST_RESTART";
     let output = Fake::new().run("a:1,loud:2", script);
@@ -114,7 +115,7 @@ fn ranks_have_the_folder_and_the_variables_of_the_launcher() {
 }
 
 #[test]
-fn ranks_of_all_hosts_call_each_other() {
+fn ranks_of_all_hosts_communicate() {
     if std::env::var(END).is_ok() {
         let mut comm = Communicator::from_env().unwrap();
         let mut ranks = [0_u64; 3];
@@ -127,7 +128,7 @@ fn ranks_of_all_hosts_call_each_other() {
 }
 
 #[test]
-fn the_rank_that_failed_decides_about_the_exit_code_and_all_hosts_end() {
+fn the_failed_rank_determines_the_exit_code_and_all_hosts_end() {
     if let Ok(failing) = std::env::var(END) {
         let mut comm = Communicator::from_env().unwrap();
         comm.barrier().unwrap();
@@ -140,14 +141,14 @@ fn the_rank_that_failed_decides_about_the_exit_code_and_all_hosts_end() {
     for failing in ["0", "1"] {
         let output = Fake::new().run_this_test("a:1,b:1", failing);
         assert_eq!(output.status.code(), Some(7), "{output:?}");
-        // The launcher of whichever host ends first names the rank.
+        // The launcher of the host that ends first names the rank.
         let names = ["died", "exited with code 7"].map(|how| format!("rank {failing} {how}"));
         let told = lines(&output.stderr);
         assert!(told.iter().any(|line| names.iter().any(|name| line.contains(name))), "{told:?}");
     }
 }
 
-/// The others have never heard of each other, and would go on for ever.
+/// The other ranks do not communicate, and would never end.
 #[test]
 fn ranks_that_do_not_call_are_ended_with_the_job() {
     let script = "test $RANK = 1 && exit 7; echo $$; exec sleep 1000";
@@ -198,9 +199,9 @@ fn a_program_that_a_host_cannot_start_is_named(
     assert!(lines(&output.stderr).contains(&format!("distctl: {words}")), "{output:?}");
 }
 
-/// Neither a command line nor a variable has it, and its file is gone afterwards.
+/// The secret is neither in a command line nor in a variable, and its file is removed afterwards.
 #[test]
-fn the_secret_comes_to_each_host_in_private() {
+fn the_secret_is_sent_to_each_host_in_private() {
     let script = r#"stat -c %a "$DIST_SECRET_FILE"; echo "$DIST_SECRET_FILE"
         cat /proc/$PPID/cmdline /proc/$$/cmdline /proc/$$/environ | grep -qaF -f "$DIST_SECRET_FILE" && echo seen
         cat /proc/[0-9]*/cmdline 2>/dev/null | grep -qaF -f "$DIST_SECRET_FILE" && echo seen; true"#;
@@ -215,7 +216,7 @@ fn the_secret_comes_to_each_host_in_private() {
 #[case(Signal::INT, "trap 'exit 0' INT; echo $$; while :; do sleep 0.01; done", 0)]
 fn a_signal_reaches_the_ranks_of_all_hosts(#[case] sent: Signal, #[case] script: &str, #[case] code: i32) {
     if is_ignored(sent) {
-        // Then it is not passed on, and a shell cannot trap it.
+        // The signal is not forwarded then, and a shell cannot trap it.
         return;
     }
     let fake = Fake::new();
@@ -228,7 +229,7 @@ fn a_signal_reaches_the_ranks_of_all_hosts(#[case] sent: Signal, #[case] script:
 }
 
 #[test]
-fn a_warning_reaches_the_ranks_of_all_hosts_and_the_job_goes_on() {
+fn sigusr1_reaches_the_ranks_of_all_hosts_and_the_job_continues() {
     if is_ignored(Signal::USR1) {
         return;
     }
@@ -239,7 +240,7 @@ fn a_warning_reaches_the_ranks_of_all_hosts_and_the_job_goes_on() {
     assert!(child.wait().unwrap().success());
 }
 
-/// As when somebody kills the launcher: the hosts notice that nobody gives orders.
+/// The launcher is killed. The hosts notice that their connection is closed.
 #[test]
 fn no_rank_outlives_a_launcher_that_is_killed() {
     let fake = Fake::new();
@@ -250,11 +251,11 @@ fn no_rank_outlives_a_launcher_that_is_killed() {
     pids.iter().for_each(|pid| wait_until_gone(pid));
 }
 
-/// As when the network is cut: ssh ends, and the host's part of the job with it.
+/// The network fails: ssh ends, and with it the host's part of the job.
 #[test]
 fn a_connection_that_is_lost_ends_the_job_and_names_the_host() {
     let fake = Fake::new();
-    // Where this command is ssh, the front process of the host is it; the launcher knows that process.
+    // In place of ssh, this command is the front process of the host; the launcher has its process id.
     let front = r"tr '\0' '\n' < /proc/$PPID/environ | sed -n 's/^DISTCTL_FRONT=//p'";
     let script = &format!("test $RANK = 1 && kill -9 $({front}); echo $$; exec sleep 1000");
     let output = fake.run("a:1,b:1", script);
@@ -265,7 +266,7 @@ fn a_connection_that_is_lost_ends_the_job_and_names_the_host() {
 }
 
 #[test]
-fn a_job_on_several_hosts_is_started_again() {
+fn a_failed_job_on_several_hosts_is_restarted() {
     let fake = Fake::new();
     let script = "echo $DIST_RESTART $MASTER_PORT; exit $((1 - DIST_RESTART))";
     let options = ["--hosts", "a:1,b:1", "--max-restarts", "1"];
@@ -278,7 +279,7 @@ fn a_job_on_several_hosts_is_started_again() {
 }
 
 #[test]
-fn logs_of_all_hosts_are_kept_here() {
+fn logs_of_all_hosts_are_written_here() {
     let fake = Fake::new();
     let logs = fake.0.path().join("logs");
     let options = ["--hosts", "a:1,b:1", "--log-dir", logs.to_str().unwrap()];
@@ -287,7 +288,7 @@ fn logs_of_all_hosts_are_kept_here() {
     assert_eq!(kept, ["0\n", "1\n"]);
 }
 
-/// What ssh is told beside the port and the key.
+/// The configuration of ssh in addition to the port and the key.
 const SSH_CONFIG: &str =
     "IdentitiesOnly yes\nUserKnownHostsFile /dev/null\nStrictHostKeyChecking no\nLogLevel ERROR\n";
 
@@ -298,7 +299,7 @@ struct Sshd {
 }
 
 impl Sshd {
-    /// Starts it, or says why the test is skipped.
+    /// Starts sshd. Returns `None` and prints the reason if the test must be skipped.
     fn start() -> Option<Self> {
         let program =
             ["/usr/sbin/sshd", "/usr/local/sbin/sshd"].map(PathBuf::from).into_iter().find(|p| p.exists());
@@ -314,17 +315,17 @@ impl Sshd {
             assert!(made.success());
         }
         fs::copy(at("user_key.pub"), at("authorized_keys")).unwrap();
-        // sshd of root gives up its rights in this folder.
+        // If root starts sshd, its unprivileged part needs this folder.
         if rustix::process::geteuid().is_root() {
             fs::create_dir_all("/run/sshd").unwrap();
         }
-        // Somebody else may take a port that was free.
+        // Another process may take a port that was free.
         let process =
             std::iter::repeat_with(|| Self::listen(&program, &at)).find_map(|process| process).unwrap();
         Some(Self { folder, process })
     }
 
-    /// Starts it at a free port; `None` if the port is taken.
+    /// Starts sshd at a free port. Returns `None` if another process has taken the port.
     fn listen(program: &Path, at: &impl Fn(&str) -> String) -> Option<Child> {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let server = format!(
@@ -346,7 +347,7 @@ impl Sshd {
             .inspect(|line| said.push(line.clone()))
             .any(|line| line.starts_with("Server listening"));
         if listens {
-            // Its log is read to the end, so that it never waits for space in the pipe.
+            // The log is read to the end, so that sshd never blocks on a full pipe.
             let read_log = move || log.for_each(drop);
             Runtime::system().spawn("log of sshd", read_log).unwrap();
             return Some(process);
@@ -385,7 +386,7 @@ fn a_job_runs_over_ssh() {
     lines(&output.stdout).iter().for_each(|pid| wait_until_gone(pid));
 }
 
-/// Nobody listens at port 1.
+/// No process listens at port 1.
 #[test]
 fn a_host_that_ssh_does_not_reach_is_named() {
     if Command::new("ssh").arg("-V").output().is_err() {

@@ -1,5 +1,5 @@
-//! One program under every launcher: by the variables that each sets, and by the commands and manifests of the guide's page
-//! "On a cluster", where they can run here.
+//! One program under every launcher: with the variables that each sets, and with the commands and manifests
+//! on the guide's page "On a cluster" that can run here.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ use super::{END, lines};
 
 const PAGE: &str = include_str!("../../../../docs/book/src/on-a-cluster.md");
 
-/// An address of this machine that no other job has, so that jobs can all meet at one port.
+/// Returns an address of this machine that no other job uses, so that all jobs can use the same port.
 fn own_address() -> String {
     static NEXT: AtomicU16 = AtomicU16::new(1);
     let [high, low] = std::process::id().to_be_bytes()[2..] else { unreachable!() };
@@ -24,7 +24,8 @@ fn own_address() -> String {
     format!("127.{}.{high}.{low}", 1 + count % 250)
 }
 
-/// If this process is a rank that a test has started: joins, calls, prints its rank. Otherwise `None`.
+/// If a test has started this process as a rank, joins the job, makes a call and prints the rank. Otherwise
+/// returns `None`.
 #[allow(clippy::print_stdout, reason = "the test that started it reads what it prints")]
 fn be_a_rank() -> Option<()> {
     std::env::var(END).ok()?;
@@ -36,7 +37,7 @@ fn be_a_rank() -> Option<()> {
     Some(())
 }
 
-/// The places that ranks have printed among the words of the test harness.
+/// Returns the lines that ranks have printed between the output of the test harness.
 fn places(bytes: &[u8]) -> Vec<String> {
     lines(bytes).into_iter().filter(|line| line.starts_with("rank ")).collect()
 }
@@ -49,7 +50,7 @@ fn this_test() -> String {
     std::thread::current().name().unwrap().to_owned()
 }
 
-/// This test as the program of a rank that sees only these variables.
+/// Starts this test as the program of a rank with only these variables.
 fn rank(variables: &[(String, String)]) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", &this_test(), "--nocapture"]).env_clear();
@@ -64,7 +65,7 @@ fn ended(ranks: Vec<Child>) -> Vec<Output> {
     ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect()
 }
 
-/// `R` stands for the rank, `N` for the number of ranks.
+/// `R` is replaced by the rank, `N` by the number of ranks.
 #[rstest]
 #[case::by_hand("RANK=R WORLD_SIZE=N ADDRESS")]
 #[case::torchrun(
@@ -117,7 +118,7 @@ fn a_program_without_a_launcher_is_a_job_of_one_rank() {
     }
 }
 
-/// Launchers that give a rank and no address: the error names the variable.
+/// Launchers that set a rank but no address: the error names the missing variable.
 #[rstest]
 #[case("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")]
 #[case("PMI_RANK", "PMI_SIZE")]
@@ -133,14 +134,15 @@ fn a_missing_address_is_named(#[case] of_rank: &str, #[case] of_size: &str) {
     assert!(told.contains("MASTER_ADDR"), "{told}");
 }
 
-/// The commands of a section of the page, as lines.
+/// Returns the commands of a section of the page.
 fn commands(heading: &str) -> Vec<&'static str> {
     let section = PAGE.split("\n## ").find(|section| section.starts_with(&format!("{heading}\n"))).unwrap();
     let block = section.split("```console\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
     block.lines().map(|line| line.strip_prefix("$ ").unwrap()).collect()
 }
 
-/// A folder with what the commands of the page name: `./train`, `distctl` and `ssh` on the path, and a secret at home.
+/// A folder with the files that the page's commands use: `./train`, `distctl` and `ssh` on the path, and a
+/// secret at home.
 struct Desk(tempfile::TempDir);
 
 impl Desk {
@@ -157,7 +159,7 @@ impl Desk {
         desk
     }
 
-    /// A shell with this command, in this folder.
+    /// Returns a shell that runs this command in this folder.
     fn shell(&self, command: &str) -> Command {
         let folder = self.0.path();
         let distctl = Path::new(env!("CARGO_BIN_EXE_distctl")).parent().unwrap().display().to_string();
@@ -170,7 +172,7 @@ impl Desk {
         shell
     }
 
-    /// Runs these commands at once and checks that four ranks, or two, were one job.
+    /// Runs these commands at once and checks that their ranks formed one job.
     fn check(&self, commands: &[String], world_size: usize) {
         let outputs = ended(commands.iter().map(|command| self.shell(command).spawn().unwrap()).collect());
         let mut found: Vec<String> = outputs.iter().flat_map(|output| places(&output.stdout)).collect();
@@ -179,7 +181,7 @@ impl Desk {
     }
 }
 
-/// Returns `true` if the program is there, and says otherwise that the test is skipped.
+/// Returns `true` if the program is installed. Otherwise prints that the test is skipped.
 fn is_installed(program: &str, packages: &str) -> bool {
     let found = Command::new(program).arg("--version").output().is_ok();
     if !found {
@@ -188,7 +190,8 @@ fn is_installed(program: &str, packages: &str) -> bool {
     found
 }
 
-/// All commands of a section at once, with `replace` for what this machine has not. Nobody else has the address of `node0`.
+/// Runs all commands of a section at once, after these replacements. The address of `node0` is unique to the
+/// test.
 fn check_section(heading: &str, world_size: usize, replace: &[(&str, &str)]) {
     let address = own_address();
     let commands = commands(heading).into_iter().map(|command| {
@@ -243,7 +246,8 @@ fn the_variables_by_hand_make_a_job_of_two_ranks() {
     Desk::new().check(&commands.collect::<Vec<_>>(), 2);
 }
 
-/// What the page uses of an Indexed Job. A field that is not here is a field that Kubernetes may not know.
+/// The fields of an Indexed Job that the page uses. Other fields are rejected, because Kubernetes might not
+/// support them.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Job {
@@ -360,13 +364,13 @@ fn manifests() -> (Service, Job) {
 }
 
 #[test]
-fn the_service_and_the_job_for_kubernetes_belong_together() {
+fn the_service_selects_the_pods_of_the_job_for_kubernetes() {
     let (service, job) = manifests();
     assert_eq!((service.api_version.as_str(), service.kind.as_str()), ("v1", "Service"));
     assert_eq!((job.api_version.as_str(), job.kind.as_str()), ("batch/v1", "Job"));
     assert_eq!((job.spec.completion_mode.as_str(), job.spec.backoff_limit), ("Indexed", 0));
     assert_eq!(job.spec.completions, job.spec.parallelism);
-    // The name of the first pod is looked up before it is ready.
+    // The name of the first pod must resolve before the pod is ready.
     assert_eq!(service.spec.cluster_ip, "None");
     assert!(service.spec.publish_not_ready_addresses);
     assert_eq!(service.spec.selector["job-name"], job.metadata.name);
@@ -379,7 +383,7 @@ fn the_service_and_the_job_for_kubernetes_belong_together() {
     assert_eq!(address.value.as_deref(), Some(first.as_str()));
 }
 
-/// As the pods would: each container's command, with its variables, and the secret where it is mounted.
+/// Runs each container's command as the pods would, with its variables and the mounted secret.
 #[test]
 fn the_pods_of_the_job_for_kubernetes_find_each_other() {
     if be_a_rank().is_some() {
@@ -408,7 +412,7 @@ fn the_pods_of_the_job_for_kubernetes_find_each_other() {
                 Some(match value_from.as_ref()?.field_ref.field_path.as_str() {
                     "metadata.annotations['batch.kubernetes.io/job-completion-index']" => index.to_string(),
                     "metadata.name" => format!("train-{index}-x7k2p"),
-                    other => panic!("{other} is no field of a pod"),
+                    other => panic!("{other} is not a field of a pod"),
                 })
             });
             let value = value.unwrap();

@@ -1,4 +1,4 @@
-//! Jobs on several machines, which are all this one.
+//! Jobs on several machines, all of which are this one.
 
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Write};
@@ -18,9 +18,9 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use super::{END, behind, distctl, lines};
 
-/// A job on two machines, which are both this one.
+/// A job on two machines, both of which are this one.
 pub(super) struct Machines {
-    /// Where its secret is.
+    /// The folder of its secret.
     folder: tempfile::TempDir,
     rendezvous: String,
     options: Vec<&'static str>,
@@ -37,7 +37,7 @@ impl Machines {
         Self { folder, rendezvous: free.local_addr().unwrap().to_string(), options: Vec::new() }
     }
 
-    /// What one of them starts, so many times.
+    /// Returns the command of one machine with this number of ranks.
     fn start(&self, machine: usize, ranks: &str, command: &[&str]) -> Command {
         let machine = machine.to_string();
         let place = ["--nnodes", "2", "--node-rank", &machine, "--rdzv", &self.rendezvous];
@@ -48,7 +48,7 @@ impl Machines {
         launcher
     }
 
-    /// What becomes of both if all ranks are this test, told what to do.
+    /// Runs both machines with this test as the program of all ranks, with a task, and returns their output.
     pub(super) fn run_this_test(&self, ranks: &str, task: &str) -> [Output; 2] {
         let program = std::env::current_exe().unwrap().display().to_string();
         let test = std::thread::current().name().unwrap().to_owned();
@@ -61,7 +61,7 @@ impl Machines {
 }
 
 #[test]
-fn every_rank_learns_its_place_among_those_of_all_machines() {
+fn every_rank_has_its_place_among_the_ranks_of_all_machines() {
     let machines = Machines::new();
     let script = "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT";
     for (machine, places) in [["0 0 4 2", "1 1 4 2"], ["2 0 4 2", "3 1 4 2"]].into_iter().enumerate() {
@@ -76,7 +76,7 @@ fn every_rank_learns_its_place_among_those_of_all_machines() {
 #[case(None, "dist-0")]
 #[case(Some(""), "dist-0")]
 #[case(Some("mine"), "mine-0")]
-fn a_job_on_several_machines_has_the_name_that_it_was_given(#[case] name: Option<&str>, #[case] job: &str) {
+fn a_job_on_several_machines_has_the_given_name(#[case] name: Option<&str>, #[case] job: &str) {
     let machines = Machines::new();
     let mut command = machines.start(0, "1", &["sh", "-c", "echo $DIST_JOB_ID"]);
     let output = command.env_remove("DIST_JOB_ID").envs(name.map(|name| ("DIST_JOB_ID", name))).output();
@@ -85,7 +85,7 @@ fn a_job_on_several_machines_has_the_name_that_it_was_given(#[case] name: Option
 
 #[cfg(target_os = "linux")]
 #[test]
-fn the_coordinator_is_there_for_as_long_as_a_rank_of_any_machine_is() {
+fn the_coordinator_outlives_the_ranks_of_all_machines() {
     if std::env::var(END).is_ok() {
         let mut comm = Communicator::from_env().unwrap();
         let mut launchers = [0; 4];
@@ -94,7 +94,7 @@ fn the_coordinator_is_there_for_as_long_as_a_rank_of_any_machine_is() {
         if comm.rank() >= 2 {
             let first = pidfd_open(Pid::from_raw(launchers[0]).unwrap(), PidfdFlags::empty()).unwrap();
             let half_a_second = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
-            // Its ranks end at once.
+            // The ranks of the first machine end at once.
             assert_eq!(poll(&mut [PollFd::new(&first, PollFlags::IN)], Some(&half_a_second)).unwrap(), 0);
         }
         return;
@@ -105,7 +105,7 @@ fn the_coordinator_is_there_for_as_long_as_a_rank_of_any_machine_is() {
 }
 
 #[test]
-fn ranks_of_all_machines_hear_which_one_failed() {
+fn ranks_of_all_machines_name_the_failed_rank() {
     if let Ok(failing) = std::env::var(END) {
         let mut comm = Communicator::from_env().unwrap();
         comm.barrier().unwrap();
@@ -133,12 +133,12 @@ fn ranks_of_all_machines_hear_which_one_failed() {
 }
 
 #[test]
-fn a_failure_on_another_machine_is_one_of_the_job() {
+fn a_failure_on_another_machine_fails_the_job() {
     if std::env::var(END).is_ok() {
         let mut comm = Communicator::from_env().unwrap();
         comm.barrier().unwrap();
         if comm.rank() == 1 {
-            // It waits for nobody, and the other has left.
+            // This rank does not wait, and the other has ended.
             std::process::exit(7);
         }
         return;
@@ -154,11 +154,11 @@ fn a_failure_on_another_machine_is_one_of_the_job() {
 #[rstest]
 #[case::the_first_machine(0)]
 #[case::another_machine(1)]
-fn ranks_of_all_machines_hear_of_one_that_ends_before_it_joined(#[case] machine: usize) {
+fn ranks_of_all_machines_name_a_rank_that_ended_before_it_joined(#[case] machine: usize) {
     if let Ok(task) = std::env::var(END) {
         let (machine, folder) = task.split_once(' ').unwrap();
         let rank = std::env::var("RANK").unwrap();
-        // Of the two ranks of one machine the second does not join, and ends when the others are about to.
+        // The second rank of this machine does not join. It ends when the other ranks are about to join.
         if rank == (2 * machine.parse::<usize>().unwrap() + 1).to_string() {
             while std::fs::read_dir(folder).unwrap().count() < 3 {
                 Runtime::system().yield_now();
@@ -181,7 +181,7 @@ fn ranks_of_all_machines_hear_of_one_that_ends_before_it_joined(#[case] machine:
 }
 
 #[test]
-fn all_machines_start_a_job_again() {
+fn all_machines_restart_a_failed_job() {
     if std::env::var(END).is_ok() {
         let mut comm = Communicator::from_env().unwrap();
         comm.barrier().unwrap();
@@ -200,11 +200,11 @@ fn all_machines_start_a_job_again() {
     }
 }
 
-/// The ranks of one machine fail before all have met.
+/// The ranks of one machine fail before all ranks have joined.
 #[rstest]
 #[case::the_first_machine("0")]
 #[case::another_machine("1")]
-fn machines_meet_again_whichever_failed_alone(#[case] failing: &str) {
+fn all_machines_restart_after_a_failure_of_one(#[case] failing: &str) {
     if let Ok(task) = std::env::var(END) {
         let (failing, folder) = task.split_once(' ').unwrap();
         let config = Config::from_env().unwrap();
@@ -215,7 +215,7 @@ fn machines_meet_again_whichever_failed_alone(#[case] failing: &str) {
                 std::process::exit(7);
             }
         }
-        // A machine may have begun its next start before a rank of the other one has come to this one.
+        // A machine may begin its next start before a rank of the other machine has joined this one.
         let config = config.with_timeout(Duration::from_secs(2));
         let mut comm = Communicator::new(ProcessTransport::join(&config).unwrap());
         let mut starts = [0_u32; 2];
@@ -236,17 +236,17 @@ fn a_signal_ends_the_wait_for_the_first_machine() {
     let machines = Machines { options: vec!["--max-restarts", "5"], ..Machines::new() };
     let mut child = machines.start(1, "1", &["sh", "-c", "exit 7"]).spawn().unwrap();
     let mut told = BufReader::new(child.stderr.take().unwrap()).lines();
-    let waits = |line: &String| line == "distctl: waiting until machine 0 starts the job again";
+    let waits = |line: &String| line == "distctl: waiting until machine 0 restarts the job";
     assert!(told.any(|line| waits(&line.unwrap())));
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     assert_eq!(child.wait().unwrap().signal(), Some(Signal::TERM.as_raw()));
     let rest: Vec<String> = told.map(Result::unwrap).collect();
-    assert_eq!(rest, ["distctl: SIGTERM: the job is not started again"]);
+    assert_eq!(rest, ["distctl: SIGTERM: the job is not restarted"]);
 }
 
-/// A pipe can be read once, and each of the ranks, in each of the starts, needs what came by it.
+/// A pipe can be read only once, but every rank needs its content in every start.
 #[test]
-fn a_secret_may_come_by_a_pipe() {
+fn a_secret_can_come_from_a_pipe() {
     let machines = Machines { options: vec!["--max-restarts", "1"], ..Machines::new() };
     let script = "cat $DIST_SECRET_FILE; echo; echo $DIST_SECRET_FILE >&2; exit $((1 - DIST_RESTART))";
     let job = machines.start(0, "2", &["sh", "-c", script]);
@@ -262,7 +262,7 @@ fn a_secret_may_come_by_a_pipe() {
 }
 
 #[test]
-fn what_led_to_a_start_that_fails_is_said_before_it() {
+fn the_cause_of_a_restart_is_printed_before_its_error() {
     let (first, _taken) = std::iter::repeat_with(|| TcpListener::bind("127.0.0.1:0").unwrap())
         .find_map(|first| {
             let next = first.local_addr().unwrap().port().checked_add(1)?;
@@ -274,7 +274,7 @@ fn what_led_to_a_start_that_fails_is_said_before_it() {
     let options = vec!["--max-restarts", "1"];
     let machines = Machines { rendezvous, options, ..Machines::new() };
     let mut command = machines.start(0, "1", &["sh", "-c", "exit 7"]);
-    // Nobody comes from the other machine.
+    // No rank of the other machine joins.
     let output = command.env("DIST_LOG", "off").output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let told = String::from_utf8(output.stderr).unwrap();

@@ -1,4 +1,4 @@
-//! `distctl run` as a person uses it: real processes, their output, their exit codes, their signals.
+//! `distctl run` as a user runs it: real processes, their output, exit codes and signals.
 #![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
 
 mod failure;
@@ -19,18 +19,18 @@ use rstest::rstest;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-/// Tells a test that it is the program of a rank, and what is to happen.
+/// Variable that makes a test the program of a rank and selects its behaviour.
 const END: &str = "TEST_END";
 
 fn distctl(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_distctl"));
     command.env("DIST_COSTS", "off");
-    // Where tests may leave things.
+    // A folder for files that a killed test leaves behind.
     command.args(arguments).stdin(Stdio::null()).env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR"));
     command
 }
 
-/// The command, started by another program: these words, which it is put behind.
+/// Returns a command that starts `command` through the program `starter`.
 fn behind(starter: &[&str], command: &Command) -> Command {
     let mut started = Command::new(starter[0]);
     started.args(&starter[1..]).arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
@@ -49,13 +49,13 @@ fn lines(bytes: &[u8]) -> Vec<String> {
     lines
 }
 
-/// A job that goes on until it is stopped, and the first line of each rank.
+/// Starts a job that runs until it is stopped. Returns it and the first line of each rank.
 fn running(options: &[&str], script: &str) -> (Child, Vec<String>) {
     let ranks: usize = options[1].parse().unwrap();
     first_lines(distctl(&[&["run"], options, &["--", "sh", "-c", script]].concat()), ranks)
 }
 
-/// What a command has started, and the first lines that it prints.
+/// Starts a command. Returns it and the first `count` lines of its output.
 fn first_lines(mut command: Command, count: usize) -> (Child, Vec<String>) {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut output = BufReader::new(child.stdout.take().unwrap());
@@ -69,7 +69,7 @@ fn first_lines(mut command: Command, count: usize) -> (Child, Vec<String>) {
     (child, first)
 }
 
-/// How a shell reports a status: the code, or 128 and the signal.
+/// Returns the exit code that a shell reports: the code, or 128 + the signal.
 fn shell_code(status: ExitStatus) -> Option<i32> {
     status.code().or_else(|| status.signal().map(|signal| 128 + signal))
 }
@@ -78,7 +78,7 @@ fn signal(child: &Child, signal: Signal) {
     kill_process(Pid::from_child(child), signal).unwrap();
 }
 
-/// Returns `true` if this process ignores a signal, as behind nohup. The processes that it starts then do so, too.
+/// Returns `true` if this process ignores a signal, as under nohup. Its children then ignore it too.
 fn is_ignored(signal: Signal) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -86,23 +86,23 @@ fn is_ignored(signal: Signal) -> bool {
     set >> (signal.as_raw() - 1) & 1 == 1
 }
 
-/// Returns when the process is gone.
+/// Waits until the process is gone.
 fn wait_until_gone(pid: &str) {
     let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
-    // A process that is gone already cannot be opened.
+    // A process that has already ended cannot be opened.
     if let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) {
-        assert!(ends(&process), "process {pid} stays");
+        assert!(ends(&process), "process {pid} does not end");
     }
 }
 
-/// Whether a process ends while there is any sense in waiting.
+/// Returns `true` if a process ends within half a minute.
 fn ends(process: &OwnedFd) -> bool {
     let half_a_minute = Timespec { tv_sec: 30, tv_nsec: 0 };
     poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&half_a_minute)).unwrap() == 1
 }
 
 #[test]
-fn every_rank_learns_its_place() {
+fn every_rank_has_its_place() {
     let script = "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $DIST_COORDINATOR";
     let output = run(&["-n", "3"], script);
     let expected = ["0 0 3 3 127.0.0.1 external", "1 1 3 3 127.0.0.1 external", "2 2 3 3 127.0.0.1 external"];
@@ -131,7 +131,7 @@ fn the_secret_is_found_from_any_folder() {
 #[rstest]
 #[case("")]
 #[case(".")]
-fn no_secret_is_left_where_a_job_happens_to_be_started(#[case] nowhere: &str) {
+fn no_secret_is_left_in_the_working_directory(#[case] nowhere: &str) {
     let folder = tempfile::tempdir().unwrap();
     let mut command = distctl(&["run", "-n", "1", "--", "sh", "-c", "test -f $DIST_SECRET_FILE; ls -A"]);
     command.envs(["XDG_RUNTIME_DIR", "TMPDIR"].map(|variable| (variable, nowhere)));
@@ -142,7 +142,10 @@ fn no_secret_is_left_where_a_job_happens_to_be_started(#[case] nowhere: &str) {
 #[rstest]
 #[case(None, 1)]
 #[case(Some("7"), 7)]
-fn compute_threads_share_the_cores_unless_said_otherwise(#[case] set: Option<&str>, #[case] threads: usize) {
+fn compute_threads_share_the_cores_unless_the_user_sets_them(
+    #[case] set: Option<&str>,
+    #[case] threads: usize,
+) {
     let mut command = distctl(&["run", "-n", "64", "--", "sh", "-c", "echo $RAYON_NUM_THREADS"]);
     command.env_remove("RAYON_NUM_THREADS").envs(set.map(|threads| ("RAYON_NUM_THREADS", threads)));
     let cores = std::thread::available_parallelism().unwrap().get();
@@ -150,7 +153,7 @@ fn compute_threads_share_the_cores_unless_said_otherwise(#[case] set: Option<&st
     assert_eq!(lines(&command.output().unwrap().stdout), vec![expected.to_string(); 64]);
 }
 
-/// Who starts the inner one has all cores for one rank.
+/// The rank that starts the inner job has all cores.
 #[test]
 fn compute_threads_of_a_job_inside_a_rank_share_the_cores_too() {
     let inner = "exec \"$0\" run -n 64 -- sh -c 'echo $RAYON_NUM_THREADS'";
@@ -164,9 +167,9 @@ fn compute_threads_of_a_job_inside_a_rank_share_the_cores_too() {
     assert_eq!(threads("export RAYON_NUM_THREADS=7;"), ["7"; 64]);
 }
 
-/// A rank that is bound to no core has all of them, but was told how many are its own.
+/// An unbound rank may use all cores, but was given a number of threads.
 #[test]
-fn a_job_inside_an_unbound_rank_computes_with_what_the_rank_was_told() {
+fn a_job_inside_an_unbound_rank_uses_the_threads_of_that_rank() {
     let inner = "exec \"$0\" run -n 1 -- sh -c 'echo $RAYON_NUM_THREADS'";
     let mut command = distctl(&["run", "-n", "2", "--bind", "none", "--", "sh", "-c", inner]);
     let output = command.arg(env!("CARGO_BIN_EXE_distctl")).env_remove("RAYON_NUM_THREADS").output();
@@ -174,13 +177,13 @@ fn a_job_inside_an_unbound_rank_computes_with_what_the_rank_was_told() {
     assert_eq!(lines(&output.unwrap().stdout), vec![(cores / 2).max(1).to_string(); 2]);
 }
 
-/// As when a new version is installed meanwhile.
+/// The file disappears, as when a new version is installed during the job.
 #[cfg(target_os = "linux")]
 #[rstest]
 #[case(&["run", "-n", "1", "--max-restarts", "1", "--", "sh", "-c", "exit $((1 - DIST_RESTART))"])]
 #[case(&["chaos", "-n", "2", "--faults", "2"])]
 #[case(&["doctor"])]
-fn jobs_go_on_where_the_file_of_distctl_is_gone(#[case] arguments: &[&str]) {
+fn jobs_continue_after_the_file_of_distctl_is_removed(#[case] arguments: &[&str]) {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let file = folder.path().join("distctl");
     std::fs::hard_link(env!("CARGO_BIN_EXE_distctl"), &file).unwrap();
@@ -193,12 +196,12 @@ fn jobs_go_on_where_the_file_of_distctl_is_gone(#[case] arguments: &[&str]) {
     assert!(output.status.success(), "{output:?}");
 }
 
-/// By launchers that call `RANK` and `WORLD_SIZE` otherwise, and say not where the coordinator is.
+/// These launchers use other names for `RANK` and `WORLD_SIZE`, and set no address of a coordinator.
 #[rstest]
 #[case(&["bench", "barrier"], "OMPI_COMM_WORLD")]
 #[case(&["doctor"], "PMI")]
 #[case(&["tune"], "PMI")]
-fn what_others_have_started_several_times_starts_no_jobs(#[case] arguments: &[&str], #[case] launcher: &str) {
+fn a_rank_of_another_launcher_starts_no_job(#[case] arguments: &[&str], #[case] launcher: &str) {
     let folder = tempfile::tempdir().unwrap();
     let [rank, size] = ["RANK", "SIZE"].map(|name| format!("{launcher}_{name}"));
     let mut command = distctl(arguments);
@@ -206,7 +209,7 @@ fn what_others_have_started_several_times_starts_no_jobs(#[case] arguments: &[&s
     let output = command.output().unwrap();
     assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
     assert!(lines(&output.stderr)[0].starts_with("distctl: MASTER_ADDR is not set"), "{output:?}");
-    // What `distctl run` starts inside has been told its rank.
+    // `distctl run` sets the rank of the inner `distctl`.
     let mut inside = distctl(&["run", "-n", "2", "--", env!("CARGO_BIN_EXE_distctl"), "doctor"]);
     assert!(inside.envs([(&rank, "0"), (&size, "2")]).output().unwrap().status.success());
 }
@@ -214,7 +217,7 @@ fn what_others_have_started_several_times_starts_no_jobs(#[case] arguments: &[&s
 #[rstest]
 #[case(&[("RANK", ""), ("WORLD_SIZE", "")], "\"ranks\":2", "")]
 #[case(&[("WORLD_SIZE", "2")], "", "distctl: RANK is not set: ")]
-fn a_rank_is_who_was_told_a_rank_or_a_world(
+fn a_process_with_a_rank_or_a_world_size_is_a_rank(
     #[case] variables: &[(&str, &str)],
     #[case] measured: &str,
     #[case] told: &str,
@@ -259,7 +262,7 @@ fn a_launcher_may_have_more_files_open_than_its_ranks() {
     assert_eq!(lines(&output.stdout), ["64"; 30]);
     let output = behind(&["sh", "-c", &limited("-n")], &launcher).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    let told = "distctl: 30 ranks take 122 open files of distctl, which may have 64: raise the limit (ulimit -Hn 122)";
+    let told = "distctl: distctl needs 122 open files for 30 ranks, and its limit is 64: raise the limit (ulimit -Hn 122)";
     assert_eq!(lines(&output.stderr), [told]);
     let folder = tempfile::tempdir().unwrap();
     let logs = folder.path().join("logs");
@@ -267,12 +270,12 @@ fn a_launcher_may_have_more_files_open_than_its_ranks() {
     let output =
         behind(&["sh", "-c", "ulimit -n 130; exec \"$0\" \"$@\""], &distctl(&options)).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    assert!(lines(&output.stderr)[0].contains("30 ranks take 152 open files"), "{output:?}");
+    assert!(lines(&output.stderr)[0].contains("distctl needs 152 open files for 30 ranks"), "{output:?}");
     assert!(!logs.exists());
 }
 
 #[test]
-fn ranks_do_not_see_what_a_surrounding_job_has_set() {
+fn ranks_do_not_inherit_the_variables_of_a_surrounding_job() {
     let mut command =
         distctl(&["run", "-n", "1", "--", "sh", "-c", "env | grep -E '^(TORCHELASTIC|DIST_PORT)'"]);
     for name in
@@ -284,7 +287,7 @@ fn ranks_do_not_see_what_a_surrounding_job_has_set() {
 }
 
 #[test]
-fn what_a_rank_leaves_behind_is_ended() {
+fn processes_that_a_rank_leaves_behind_are_ended() {
     let output = run(&["-n", "2"], "sleep 1000 & echo $!");
     assert!(output.status.success());
     lines(&output.stdout).iter().for_each(|pid| wait_until_gone(pid));
@@ -312,10 +315,14 @@ fn what_a_rank_leaves_behind_is_ended() {
 #[case(&["run", "-n", "2", "--node-rank", "1", "--", "true"], 2, "--nnodes <N>")]
 #[case(&["run", "-n", "2", "--nnodes", "0", "--", "true"], 2, "not a number of machines from 1 to")]
 #[case(&["run", "-n", "2", "--nnodes", "2", "--node-rank", "2", "--rdzv", "::1:1", "--", "true"], 2, "not a host and a port")]
-#[case(&["run", "-n", "2", "--nnodes", "2", "--node-rank", "2", "--rdzv", "h:1", "--", "true"], 2, "no machine 2 of 2")]
+#[case(&["run", "-n", "2", "--nnodes", "2", "--node-rank", "2", "--rdzv", "h:1", "--", "true"], 2, "--node-rank 2 is not below --nnodes 2")]
 #[case(&["run", "-n", "2", "--nnodes", "2", "--node-rank", "1", "--rdzv", "h:1", "--", "true"], 2, "DIST_SECRET_FILE")]
-#[case(&["run", "-n", "2", "--nnodes", "2", "--node-rank", "1", "--rdzv", "h:65533", "--max-restarts", "3", "--", "true"], 2, "no port 3 after 65533")]
-fn what_cannot_be_started_is_said(#[case] arguments: &[&str], #[case] code: i32, #[case] words: &str) {
+#[case(&["run", "-n", "2", "--nnodes", "2", "--node-rank", "1", "--rdzv", "h:65533", "--max-restarts", "3", "--", "true"], 2, "port 65533 plus 3 restarts exceeds the largest port")]
+fn a_job_that_cannot_start_is_reported_with_the_reason(
+    #[case] arguments: &[&str],
+    #[case] code: i32,
+    #[case] words: &str,
+) {
     let output = distctl(arguments).output().unwrap();
     assert_eq!(output.status.code(), Some(code));
     assert!(String::from_utf8_lossy(&output.stderr).contains(words), "{output:?}");

@@ -1,4 +1,4 @@
-//! What ranks print: where it goes, and who does not take it.
+//! Output of ranks: its destination, and readers that do not take it.
 
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, ErrorKind, PipeReader, PipeWriter, Read, Write};
@@ -12,7 +12,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use super::{distctl, lines, run, running, signal, wait_until_gone};
 
 #[test]
-fn the_job_ends_when_nobody_reads_its_output() {
+fn the_job_ends_when_the_reader_closes_its_output() {
     let (mut child, pids) = running(&["-n", "1"], "echo $$; while echo more; do :; done");
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
@@ -25,7 +25,7 @@ fn the_job_ends_when_nobody_reads_its_output() {
 #[case("echo $RANK; exec sleep 1000")]
 #[case("exec yes")]
 #[case("echo $RANK")]
-fn a_full_disk_is_said_and_the_job_not_started_again(#[case] script: &str) {
+fn a_full_disk_is_reported_and_the_job_not_restarted(#[case] script: &str) {
     let mut command = distctl(&["run", "-n", "2", "--max-restarts", "3", "--", "sh", "-c", script]);
     let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
     let output = command.stdout(full).output().unwrap();
@@ -52,8 +52,8 @@ fn a_log_that_cannot_be_written_is_named() {
 }
 
 #[test]
-fn the_job_ends_when_nobody_takes_its_words() {
-    // The pipe is full from the beginning.
+fn the_job_ends_although_its_messages_are_not_read() {
+    // The pipe is full from the start.
     let (_reader, mut writer) = std::io::pipe().unwrap();
     writer.write_all(&[b'\n'; 1 << 16]).unwrap();
     let script = "echo $$; test $RANK = 1 && exit 7; exec sleep 1000";
@@ -63,10 +63,12 @@ fn the_job_ends_when_nobody_takes_its_words() {
     lines(&output.stdout).iter().for_each(|pid| wait_until_gone(pid));
 }
 
-/// A job whose only rank has printed more than this process has taken, and is gone; and what it printed.
+/// Starts a job whose only rank has ended after printing more than was read. Returns the job and the rank's
+/// output.
 #[cfg(target_os = "linux")]
 fn waiting_for_its_reader(options: &[&str]) -> (Child, String) {
-    // More than the pipes and the launcher hold leaves the launcher with a line that it cannot pass on.
+    // The output exceeds the pipes and the launcher's buffer, so that the launcher blocks while forwarding a
+    // line.
     let script = "echo $$ >&2; seq 20000";
     let mut command = distctl(&[&["run", "-n", "1"], options, &["--", "sh", "-c", script]].concat());
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -74,18 +76,18 @@ fn waiting_for_its_reader(options: &[&str]) -> (Child, String) {
     let mut pid = String::new();
     error.read_line(&mut pid).unwrap();
     child.stderr = Some(error.into_inner());
-    // It is gone when the launcher has seen its end.
+    // The process is gone after the launcher has reaped it.
     while std::fs::exists(format!("/proc/{}", pid.trim_end())).unwrap() {}
     (child, (1..=20000).map(|line| format!("{line}\n")).collect())
 }
 
 #[cfg(target_os = "linux")]
 #[test]
-fn who_takes_the_output_may_pause() {
+fn the_reader_of_the_output_may_pause() {
     let folder = tempfile::tempdir().unwrap();
     let (child, printed) = waiting_for_its_reader(&["--log-dir", folder.path().to_str().unwrap()]);
     let launcher = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
-    // Longer than the launcher waits for a process that holds the pipe and says nothing.
+    // The pause is longer than the launcher waits for a process that holds the pipe open.
     let pause = Timespec { tv_sec: 6, tv_nsec: 0 };
     assert_eq!(poll(&mut [PollFd::new(&launcher, PollFlags::IN)], Some(&pause)).unwrap(), 0);
     let output = child.wait_with_output().unwrap();
@@ -95,7 +97,7 @@ fn who_takes_the_output_may_pause() {
     assert_eq!(lines(log.as_bytes()).len(), 20001);
 }
 
-/// What is left of a pipe when its writer has made it non-blocking and written as much as it takes: both ends.
+/// Returns both ends of a pipe that its writer has made non-blocking and has filled.
 #[cfg(target_os = "linux")]
 fn full_pipe() -> (PipeReader, PipeWriter) {
     let (reader, mut writer) = std::io::pipe().unwrap();
@@ -114,7 +116,7 @@ fn full_pipe() -> (PipeReader, PipeWriter) {
 #[case::help(&["run", "--help"], false)]
 #[case::wrong_arguments(&["run", "--no-such-option"], true)]
 #[case::results(&["sim", "all_reduce", "--ranks", "2,4,8,16", "--bytes", "1,1K,1M"], false)]
-fn nothing_is_lost_where_a_full_pipe_does_not_block(#[case] arguments: &[&str], #[case] is_error: bool) {
+fn nothing_is_lost_if_a_full_pipe_is_non_blocking(#[case] arguments: &[&str], #[case] is_error: bool) {
     let expected = distctl(arguments).output().unwrap();
     let (mut reader, writer) = full_pipe();
     let mut command = distctl(arguments);
@@ -124,7 +126,7 @@ fn nothing_is_lost_where_a_full_pipe_does_not_block(#[case] arguments: &[&str], 
         command.stdout(writer)
     };
     let mut child = command.spawn().unwrap();
-    // Its copies of the pipe's end would keep the pipe open.
+    // The copies of the writing end in `command` would keep the pipe open.
     drop(command);
     let launcher = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
     let half_a_second = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
@@ -133,21 +135,22 @@ fn nothing_is_lost_where_a_full_pipe_does_not_block(#[case] arguments: &[&str], 
     reader.read_to_string(&mut printed).unwrap();
     assert_eq!(child.wait().unwrap().code(), expected.status.code());
     let expected = if is_error { expected.stderr } else { expected.stdout };
-    // What it was full of comes first.
+    // The bytes that filled the pipe come first.
     assert!(printed.trim_start_matches('\n').as_bytes() == expected, "{} bytes", printed.len());
 }
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_launcher_whose_output_nobody_takes_ends_by_a_signal() {
+fn a_launcher_whose_output_is_not_read_ends_by_a_signal() {
     let (mut child, _) = waiting_for_its_reader(&[]);
-    // Dropped here, it would end the job by itself.
+    // If it were dropped here, the closed pipe would end the job.
     let _output = child.stdout.take().unwrap();
     signal(&child, Signal::TERM);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.signal(), Some(Signal::TERM.as_raw()), "{output:?}");
     assert!(
-        lines(&output.stderr).contains(&"distctl: leaving output that nobody takes".to_owned()),
+        lines(&output.stderr)
+            .contains(&"distctl: discarding output, because its reader does not take it".to_owned()),
         "{output:?}"
     );
 }
@@ -158,7 +161,7 @@ fn a_launcher_whose_output_nobody_takes_ends_by_a_signal() {
 #[case("trap '' PIPE; while :; do echo more; sleep 0.1; done")]
 #[case("trap '' TERM; while :; do sleep 0.1; done")]
 fn a_process_that_has_left_the_group_of_its_rank_ends_with_the_job(#[case] stay: &str) {
-    // It has left the group of the rank when it no longer holds the pipe of `$(...)`.
+    // The process has left the group of its rank when it no longer holds the pipe of `$(...)`.
     let script = format!("echo $(setsid -f sh -c \"echo \\$\\$; exec >&2; {}\")", stay.replace('$', "\\$"));
     let output = run(&["-n", "1"], &script);
     assert!(output.status.success(), "{output:?}");
@@ -173,17 +176,17 @@ fn a_process_that_has_left_the_group_of_its_rank_ends_with_the_job(#[case] stay:
 #[case(&["sim", "all_reduce", "--ranks", "2"])]
 #[case(&["verify", "--max-ranks", "2"])]
 #[case(&["chaos", "--ranks", "2", "--faults", "1", "--json"])]
-fn results_that_nobody_reads_are_no_failure(#[case] arguments: &[&str]) {
+fn closed_stdout_is_not_reported_as_an_error(#[case] arguments: &[&str]) {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let output = distctl(arguments).stdout(writer).output().unwrap();
     assert_eq!(output.status.code(), Some(141));
-    // A busy machine may have it say what it does.
+    // Progress messages may appear on a busy machine.
     assert!(lines(&output.stderr).iter().all(|line| line.contains(" s: ")), "{output:?}");
 }
 
 #[test]
-fn what_nobody_can_log_by_is_said_once() {
+fn an_invalid_log_filter_is_reported_once() {
     let mut command = distctl(&["run", "-n", "2", "--", "true"]);
     let output = command.env("DIST_LOG", "dist_transport=loud").output().unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -196,7 +199,7 @@ fn what_nobody_can_log_by_is_said_once() {
 }
 
 #[test]
-fn whole_lines_come_out_however_the_ranks_write_them() {
+fn lines_are_not_mixed_however_the_ranks_write_them() {
     let script = "i=0; while [ $i -lt 300 ]; do printf \"begin-$RANK-\"; printf \"%s\" $i; echo -end-$RANK; i=$((i+1)); done";
     let output = run(&["-n", "4", "--tag"], script);
     let mut expected: Vec<_> =
@@ -206,7 +209,7 @@ fn whole_lines_come_out_however_the_ranks_write_them() {
 }
 
 #[test]
-fn logs_hold_what_each_rank_printed() {
+fn logs_contain_the_output_of_each_rank() {
     let folder = tempfile::tempdir().unwrap();
     let logs = folder.path().join("logs");
     run(&["-n", "2", "--log-dir", logs.to_str().unwrap()], "echo out $RANK; echo err $RANK >&2");

@@ -1,4 +1,4 @@
-//! Signals: passed on, ignored, and those that stop a job for a while.
+//! Signals that are forwarded, ignored, or stop a job temporarily.
 
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Stdio;
@@ -19,7 +19,7 @@ use super::{
 #[case(Signal::QUIT, "QUIT")]
 fn a_signal_ends_the_ranks_and_then_distctl_itself(#[case] sent: Signal, #[case] name: &str) {
     if is_ignored(sent) {
-        // Then it is not passed on, which another test is about.
+        // The signal is not forwarded then; another test covers that.
         return;
     }
     let script = format!(
@@ -30,13 +30,13 @@ fn a_signal_ends_the_ranks_and_then_distctl_itself(#[case] sent: Signal, #[case]
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.signal(), Some(sent.as_raw()), "{output:?}");
     assert_eq!(lines(&output.stdout), ["got it", "got it"]);
-    // The shell itself has a word for a sleep that was signalled.
-    let told = format!("distctl: SIG{name}: passed on to every rank");
+    // The shell prints a message for a `sleep` that was signalled.
+    let told = format!("distctl: SIG{name}: forwarded to every rank");
     assert!(lines(&output.stderr).contains(&told), "{output:?}");
     pids.iter().for_each(|pid| wait_until_gone(pid));
 }
 
-/// They mean what the program makes of them.
+/// Only the program interprets these signals.
 #[rstest]
 #[case(Signal::USR1, "USR1")]
 #[case(Signal::USR2, "USR2")]
@@ -44,7 +44,7 @@ fn signals_without_a_meaning_of_their_own_end_no_job(#[case] sent: Signal, #[cas
     if is_ignored(sent) {
         return;
     }
-    // Whoever ends the job has no grace.
+    // A signal that ends the job would kill the ranks at once.
     let script =
         format!("trap 'sleep 0.2; echo saved; exit 0' {name}; echo $$; while :; do sleep 0.01; done");
     let (child, _) = running(&["-n", "2", "--grace", "0"], &script);
@@ -52,7 +52,7 @@ fn signals_without_a_meaning_of_their_own_end_no_job(#[case] sent: Signal, #[cas
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{output:?}");
     assert_eq!(lines(&output.stdout), ["saved", "saved"]);
-    let told = format!("distctl: SIG{name}: passed on to every rank");
+    let told = format!("distctl: SIG{name}: forwarded to every rank");
     assert!(lines(&output.stderr).contains(&told), "{output:?}");
 }
 
@@ -62,7 +62,7 @@ fn signals_without_a_meaning_of_their_own_end_no_job(#[case] sent: Signal, #[cas
 #[case(Signal::INT, "INT")]
 #[case(Signal::QUIT, "QUIT")]
 #[case(Signal::USR1, "USR1")]
-fn signals_that_were_ignored_from_the_start_stay_so(#[case] sent: Signal, #[case] name: &str) {
+fn signals_that_the_parent_ignored_stay_ignored(#[case] sent: Signal, #[case] name: &str) {
     let launcher = distctl(&["run", "-n", "1", "--", "sh", "-c", "echo $$; exec sleep 1000"]);
     let ignoring = ["sh", "-c", &format!("trap '' {name}; exec \"$0\" \"$@\"")];
     let (child, _) = first_lines(behind(&ignoring, &launcher), 1);
@@ -70,19 +70,19 @@ fn signals_that_were_ignored_from_the_start_stay_so(#[case] sent: Signal, #[case
     signal(&child, Signal::TERM);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.signal(), Some(Signal::TERM.as_raw()), "{output:?}");
-    assert_eq!(lines(&output.stderr), ["distctl: SIGTERM: passed on to every rank"]);
+    assert_eq!(lines(&output.stderr), ["distctl: SIGTERM: forwarded to every rank"]);
 }
 
-/// Where a starter does not want to hear of its children, neither would who it starts.
+/// A child of a process that ignores SIGCHLD inherits that.
 #[test]
-fn ranks_that_end_are_heard_of_whatever_the_starter_ignores() {
+fn ended_ranks_are_reaped_although_the_parent_ignores_sigchld() {
     let launcher = distctl(&["run", "-n", "2", "--", "sh", "-c", "sleep 0.$RANK; exit $((RANK * 7))"]);
     let output = behind(&["sh", "-c", "trap '' CHLD; exec \"$0\" \"$@\""], &launcher).output().unwrap();
     assert_eq!(output.status.code(), Some(7), "{output:?}");
     assert_eq!(lines(&output.stderr), ["distctl: rank 1 exited with code 7; ending the others"]);
 }
 
-/// Waits until a process stands still, or no longer does.
+/// Waits until a process is stopped, or is no longer stopped.
 #[cfg(target_os = "linux")]
 fn wait_until_stopped(pid: &str, stopped: bool) {
     let state = || {
@@ -97,18 +97,18 @@ fn wait_until_stopped(pid: &str, stopped: bool) {
     assert!(in_time, "process {pid}: stopped is not {stopped}");
 }
 
-/// The parent of a process.
+/// Returns the parent of a process.
 #[cfg(target_os = "linux")]
 fn parent(pid: &str) -> String {
     let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     status.rsplit_once(") ").unwrap().1.split(' ').nth(1).unwrap().to_owned()
 }
 
-/// A script that starts distctl, and stays.
+/// A script that starts distctl and waits for it.
 #[cfg(target_os = "linux")]
 const SCRIPT: [&str; 3] = ["sh", "-c", "\"$0\" \"$@\"; exit $?"];
 
-/// Where there are only the processes of what it starts.
+/// A PID namespace, in which only the started processes are visible.
 #[cfg(target_os = "linux")]
 const CONTAINER: [&str; 5] = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
 
@@ -116,10 +116,10 @@ const CONTAINER: [&str; 5] = ["unshare", "--pid", "--fork", "--kill-child", "--m
 #[rstest]
 #[case(&["env"])]
 #[case(&SCRIPT)]
-fn ranks_stop_and_go_on_with_the_launcher(#[case] starter: &[&str]) {
+fn ranks_stop_and_continue_with_the_launcher(#[case] starter: &[&str]) {
     let ranks = ["run", "-n", "2", "--", "sh", "-c", "echo $PPID $$; exec sleep 1000"];
     let mut command = behind(starter, &distctl(&ranks));
-    // As a shell starts a job.
+    // A shell starts a job in this way.
     command.process_group(0);
     let (child, pids) = first_lines(command, 2);
     let mut processes: Vec<&str> = pids.iter().flat_map(|pids| pids.split(' ')).collect();
@@ -139,21 +139,21 @@ fn ranks_stop_and_go_on_with_the_launcher(#[case] starter: &[&str]) {
 #[rstest]
 #[case::a_session_of_its_own(&["setsid"])]
 #[case::a_script(&[&["setsid"], &SCRIPT[..]].concat())]
-#[case::out_of_sight_of_who_leads_it(&[&["setsid"], &CONTAINER[..], &SCRIPT[..]].concat())]
-fn what_no_shell_can_let_go_on_is_not_stopped(#[case] starter: &[&str]) {
+#[case::with_an_invisible_session_leader(&[&["setsid"], &CONTAINER[..], &SCRIPT[..]].concat())]
+fn a_job_that_no_shell_can_continue_is_not_stopped(#[case] starter: &[&str]) {
     let script =
         "read -r _ _ _ front _ < /proc/$PPID/stat; kill -TSTP $front; kill -TERM $front; exec sleep 1000";
     let mut command = behind(starter, &distctl(&["run", "-n", "1", "--", "sh", "-c", script]));
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let started = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
     let ended = ends(&started);
-    // One that is stopped would stay.
+    // A stopped process would never end.
     let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
     assert_eq!((ended, shell_code(child.wait().unwrap())), (true, Some(143)));
 }
 
 #[test]
-fn a_rank_that_will_not_end_is_killed() {
+fn a_rank_that_ignores_sigterm_is_killed() {
     let (child, pids) =
         running(&["-n", "2", "--grace", "0.1"], "trap '' TERM; echo $$; while :; do sleep 1; done");
     signal(&child, Signal::TERM);
@@ -161,7 +161,7 @@ fn a_rank_that_will_not_end_is_killed() {
     pids.iter().for_each(|pid| wait_until_gone(pid));
 }
 
-/// As a terminal sends Ctrl-C to all that it has in the foreground.
+/// A terminal sends Ctrl-C to all foreground processes.
 #[test]
 fn ctrl_c_ends_a_loop_of_jobs_in_a_shell() {
     if is_ignored(Signal::INT) {
@@ -176,12 +176,12 @@ fn ctrl_c_ends_a_loop_of_jobs_in_a_shell() {
     let (child, pids) = first_lines(command, 2);
     kill_process_group(Pid::from_child(&child), Signal::INT).unwrap();
     let output = child.wait_with_output().unwrap();
-    assert_eq!(lines(&output.stderr), ["distctl: SIGINT: passed on to every rank"], "{output:?}");
+    assert_eq!(lines(&output.stderr), ["distctl: SIGINT: forwarded to every rank"], "{output:?}");
     assert_eq!(output.status.signal(), Some(Signal::INT.as_raw()), "{output:?}");
     pids.iter().for_each(|pid| wait_until_gone(pid));
 }
 
-/// The program has done what the signal asked for.
+/// The program has handled the signal as a request.
 #[test]
 fn a_job_whose_ranks_all_return_0_after_a_signal_has_succeeded() {
     let (child, _) = running(&["-n", "2"], "trap 'exit 0' TERM; echo $$; while :; do sleep 0.01; done");
@@ -190,13 +190,13 @@ fn a_job_whose_ranks_all_return_0_after_a_signal_has_succeeded() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
 }
 
-/// Which of its two processes is killed.
+/// The process that is killed.
 #[cfg(target_os = "linux")]
 #[derive(Debug, Clone, Copy)]
 enum Killed {
     Front,
     Launcher,
-    /// The front process, while all are stopped.
+    /// The front process, while all processes are stopped.
     Stopped,
 }
 
@@ -240,13 +240,13 @@ fn no_process_of_a_job_outlives_distctl(
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "the secret");
 }
 
-/// Of all subcommands that start jobs.
+/// Tests all subcommands that start jobs.
 #[cfg(target_os = "linux")]
 #[rstest]
 #[case(&["chaos", "--ranks", "2", "--faults", "1000"])]
 #[case(&["bench", "all_reduce", "--bytes", "64M", "--samples", "1000"])]
 #[case(&["run", "-n", "1", "--", env!("CARGO_BIN_EXE_distctl"), "run", "-n", "2", "--", "sleep", "1000"])]
-fn no_secret_and_no_launcher_is_left_by_any_command(#[case] arguments: &[&str]) {
+fn no_command_leaves_a_secret_or_a_launcher(#[case] arguments: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let mut command = distctl(arguments);
     let mut child = command.env("XDG_RUNTIME_DIR", folder.path()).stdout(Stdio::null()).spawn().unwrap();

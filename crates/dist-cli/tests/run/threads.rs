@@ -14,7 +14,7 @@ const RANKS: usize = 3;
 
 #[cfg(target_os = "linux")]
 #[test]
-fn each_rank_with_too_many_threads_says_so_once_though_its_program_shows_no_log() {
+fn each_rank_with_too_many_threads_warns_once_without_a_logger() {
     if let Ok(test) = std::env::var(END) {
         return compute(&test);
     }
@@ -30,7 +30,7 @@ fn each_rank_with_too_many_threads_says_so_once_though_its_program_shows_no_log(
     let mut lines = BufReader::new(job.stderr.take().unwrap()).lines().map(Result::unwrap);
     let warned = |line: &String| line.contains(&format!("computes with {threads} threads"));
     let mut warnings: Vec<_> = lines.by_ref().filter(warned).take(RANKS).collect();
-    // They wait until here.
+    // The ranks wait until here.
     drop(ends);
     warnings.extend(lines.filter(warned));
     warnings.sort();
@@ -42,7 +42,7 @@ fn each_rank_with_too_many_threads_says_so_once_though_its_program_shows_no_log(
     }
 }
 
-/// What a rank does: it has as many threads as it was told, until the test hangs up.
+/// The program of a rank: it runs the given number of threads until the test closes the pipe.
 fn compute(test: &str) {
     let mut comm = Communicator::from_env().unwrap();
     comm.barrier().unwrap();

@@ -1,4 +1,5 @@
-//! One world after the other in the same processes, for all of which `distctl run` hosts the coordinator.
+//! Several worlds one after the other in the same processes. `distctl run` hosts the coordinator of all of
+//! them.
 
 use std::path::Path;
 use std::process::Output;
@@ -13,7 +14,7 @@ use rustix::process::{Signal, kill_process};
 use super::machines::Machines;
 use super::{END, distctl, lines};
 
-/// A world in which all ranks find each other.
+/// Joins a world and checks a call with all its ranks.
 fn meet() -> Communicator {
     let mut comm = Communicator::from_env().unwrap();
     let mut sum = [1_u32];
@@ -22,7 +23,7 @@ fn meet() -> Communicator {
     comm
 }
 
-/// What becomes of a job of three ranks that are all this test, told what to do.
+/// Runs a job of three ranks that are all this test, with a task, and returns its output.
 fn run_this_test(options: &[&str], task: &str) -> Output {
     let program = std::env::current_exe().unwrap().display().to_string();
     let test = std::thread::current().name().unwrap().to_owned();
@@ -33,7 +34,7 @@ fn run_this_test(options: &[&str], task: &str) -> Output {
 #[rstest]
 #[case(2)]
 #[case(3)]
-fn a_world_meets_after_another(#[case] worlds: usize) {
+fn several_worlds_start_one_after_the_other(#[case] worlds: usize) {
     if std::env::var(END).is_ok() {
         return (0..worlds).for_each(|_| drop(meet()));
     }
@@ -47,7 +48,7 @@ fn a_world_meets_after_another(#[case] worlds: usize) {
 #[rstest]
 #[case::one_that_ends("end", 7, "rank 1 exited with code 7 (it died)")]
 #[case::one_that_stops("stop", 3, " exited with code 3")]
-fn a_failure_in_the_second_world_is_told_as_in_the_first(
+fn a_failure_in_the_second_world_is_reported_as_in_the_first(
     #[case] task: &str,
     #[case] code: i32,
     #[case] words: &str,
@@ -63,12 +64,12 @@ fn a_failure_in_the_second_world_is_told_as_in_the_first(
             std::process::exit(7);
         }
         kill_process(rustix::process::getpid(), Signal::STOP).unwrap();
-        // This thread may be stopped last.
+        // SIGSTOP may stop this thread last.
         loop {
             std::hint::spin_loop();
         }
     }
-    // One that has stopped does not end when it is asked to.
+    // A stopped rank does not end at SIGTERM.
     let output = run_this_test(&["--grace", "0"], task);
     assert_eq!(output.status.code(), Some(code), "{output:?}");
     let told = lines(&output.stderr);
@@ -80,7 +81,7 @@ fn a_failure_in_the_second_world_is_told_as_in_the_first(
 }
 
 #[test]
-fn a_job_that_fails_in_its_second_world_is_started_again() {
+fn a_job_that_fails_in_its_second_world_is_restarted() {
     if std::env::var(END).is_ok() {
         drop(meet());
         let mut comm = meet();
@@ -102,7 +103,7 @@ fn a_job_that_fails_in_its_second_world_is_started_again() {
     "2",
     "this process expects a world of 2, the coordinator one of 3: set the same WORLD_SIZE on every rank"
 )]
-fn some_of_the_ranks_are_no_world(#[case] world_size: &str, #[case] words: &str) {
+fn a_part_of_the_ranks_is_not_a_world(#[case] world_size: &str, #[case] words: &str) {
     if let Ok(world_size) = std::env::var(END) {
         let rank = meet().rank();
         if rank < 2 {

@@ -1,4 +1,5 @@
-//! Watching over a job of this machine until its end: what is done when a rank ends, a signal comes, or output cannot go on.
+//! Supervision of a job on this machine: handles ended ranks, signals and output errors until the job has
+//! ended.
 
 use std::process::{Child, ExitStatus};
 use std::sync::Arc;
@@ -17,53 +18,54 @@ use super::meeting::Meeting;
 use crate::Error;
 use crate::outcome::{Outcome, Stop};
 
-/// How long the other ranks usually have to say what they saw, once one has failed.
+/// Default time for the other ranks to report their errors after the first failure.
 pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
-/// How long a killed process may take to be gone, and output to arrive that is still on its way.
+/// Time for a killed process to disappear, and for output that is still in a pipe to arrive.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-/// How often is looked for what no event tells of: the coordinator's record, and the end of a thread that passes on output.
+/// Poll interval for the coordinator's record and for the end of forwarding threads, which send no event.
 const POLL: Duration = Duration::from_millis(5);
-/// How long the end of a job waits until the first machine has heard of the ranks that have ended here.
+/// Time at the end of a job for reporting ended ranks to the first machine.
 const TELL_AT_END: Duration = Duration::from_millis(250);
-/// How long the coordinator is there for the ranks of other machines after a failure, so that they hear of it.
+/// Time after a failure for which the coordinator stays up, so that ranks of other machines learn of the
+/// failure.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Everything that the main thread knows about the running job.
+/// The state of the running job, owned by the main thread.
 pub(super) struct Watch {
     runtime: Runtime,
     /// The first rank of this machine.
     first: usize,
-    /// The processes that have not been reaped, from it on.
+    /// The processes by rank, from `first` on; `None` if reaped.
     ranks: Vec<Option<Running>>,
-    /// The threads that pass on what the ranks print.
+    /// The threads that forward the output of the ranks.
     readers: Vec<Reader>,
     voice: Mailbox<String>,
     phase: Phase,
     last_words: Duration,
     grace: Duration,
     pub(super) meeting: Meeting,
-    /// The ranks that failed, in the order in which that was seen.
+    /// The failed ranks, in the order in which they were reaped.
     failures: Vec<(usize, ExitStatus)>,
-    /// The code to pass on, once it is settled which failure was the first.
+    /// The exit code, once the first failure is known.
     code: Option<u8>,
-    /// What has stopped the job, if anything has.
+    /// The reason why the job was stopped, if it was.
     stopped: Option<Stop>,
     started: Started,
-    /// The threads that tell a coordinator on another machine of ranks that have ended.
+    /// The threads that report ended ranks to a coordinator on another machine.
     telling: Vec<Task<()>>,
 }
 
-/// The end of a job's ranks on this machine.
+/// The result of a job's ranks on this machine.
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) outcome: Outcome,
-    /// The ranks of this machine that failed, and their exit codes, in the order in which that was seen.
+    /// The failed ranks of this machine and their exit codes, in the order in which they were reaped.
     pub(super) failures: Vec<(usize, u8)>,
-    /// The rank that the coordinator names as the cause, if the coordinator is here.
+    /// The rank that caused the failure according to the coordinator, if the coordinator is in this process.
     pub(super) culprit: Option<usize>,
 }
 
-/// How far the end of the job has come.
+/// The progress towards the end of the job.
 #[derive(Clone, Copy)]
 enum Phase {
     Running,
@@ -73,7 +75,7 @@ enum Phase {
 }
 
 impl Watch {
-    /// For ranks from `first` on, none of which has been started.
+    /// Creates the state for ranks from `first` on, before any has been started.
     pub(super) fn new(
         runtime: &Runtime,
         voice: &Mailbox<String>,
@@ -100,7 +102,7 @@ impl Watch {
         }
     }
 
-    /// Adds the next rank, with threads that tell of its end and take what it prints.
+    /// Adds the next rank and starts the threads that wait for its end and forward its output.
     pub(super) fn add(
         &mut self,
         mut child: Child,
@@ -115,7 +117,7 @@ impl Watch {
         self.ranks.push(Some(running));
         let ended = events.clone();
         let wait = move || {
-            // It can only fail if there is no such child, and then it is not running either.
+            // `waitid` fails only if there is no such child. The rank then does not run either.
             let _ = child::wait_for_end(pid);
             ended.send(Event::Ended(rank));
         };
@@ -125,7 +127,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Returns when no rank is left, and what they printed is passed on.
+    /// Waits until all ranks have ended and their output is forwarded.
     pub(super) fn until_all_have_ended(mut self, inbox: &mut Receiver<Event>) -> Result<Ended, Error> {
         if let Err(error) = self.watch(inbox) {
             self.kill_all();
@@ -138,7 +140,7 @@ impl Watch {
         self.await_output(inbox);
         let end = self.runtime.deadline(TELL_AT_END);
         for telling in self.telling.drain(..) {
-            // It tells nobody if the job is over on the first machine, or has not begun there.
+            // The report fails if the job on the first machine is over or has not begun.
             let _ = telling.join_by(end);
         }
         let failures = self.failures.iter().map(|&(rank, status)| (rank, child::exit_code(status))).collect();
@@ -152,7 +154,9 @@ impl Watch {
                 Ok(Event::Ended(rank)) => self.reap(rank, inbox)?,
                 Ok(event) => self.pass_on(event),
                 Err(Unavailable::TimedOut) => self.escalate()?,
-                Err(Unavailable::Closed) => unreachable!("the thread that watches signals keeps it open"),
+                Err(Unavailable::Closed) => {
+                    unreachable!("the thread that receives signals keeps the channel open")
+                }
             }
         }
         Ok(())
@@ -171,8 +175,8 @@ impl Watch {
         }
     }
 
-    /// Takes the status of a rank that has ended, and of all others that have ended meanwhile. If several have
-    /// failed, one that was killed is the likelier cause than one that gave up.
+    /// Reaps a rank that has ended and all others that have ended meanwhile. If several have failed, a rank
+    /// that was killed is recorded before ranks that exited with an error, because it is the likelier cause.
     fn reap(&mut self, rank: usize, inbox: &mut Receiver<Event>) -> Result<(), Error> {
         let mut statuses = Vec::new();
         let mut next = Some(Event::Ended(rank));
@@ -209,8 +213,9 @@ impl Watch {
         Ok(())
     }
 
-    /// Tells the coordinator of ranks whose processes have ended, so that nobody waits for them to join. A rank may have left a
-    /// process behind that joins in its place: nobody knows of which rank it is, and nothing is told then.
+    /// Reports ended ranks to the coordinator, so that no rank waits for them to join. An ended rank may have
+    /// left a process behind that joins in its place. If such a process exists, its rank is unknown, and
+    /// nothing is reported.
     fn tell_ended(&mut self, ranks: Vec<usize>) -> Result<(), Error> {
         if !self.started.has_strays() {
             self.telling.extend(self.meeting.tell_ended(ranks, &self.runtime)?);
@@ -218,24 +223,25 @@ impl Watch {
         Ok(())
     }
 
-    /// Whether nobody is left but a rank that has stopped responding, of which no word is to be expected.
+    /// Returns `true` if the only running rank is one that does not respond and from which no report is
+    /// expected.
     fn only_the_silent_are_left(&self) -> bool {
         let silent = self.meeting.aborted().filter(|abort| abort.cause == Cause::Silent);
         let silent = silent.and_then(|abort| self.ranks.get(abort.rank.checked_sub(self.first)?));
         matches!(silent, Some(Some(_))) && self.running().count() == 1
     }
 
-    /// The rank that the coordinator's record names, if it is one of those that failed, and what it did. The ranks
-    /// that noticed can be gone before it is.
+    /// Returns the failed rank of this machine that the coordinator names as the cause, with its status.
+    /// Ranks that report the failure may end before that rank does.
     fn blamed(&self) -> Option<(usize, ExitStatus, Abort)> {
         let abort = self.meeting.aborted()?;
         let failure = self.failures.iter().find(|(rank, _)| *rank == abort.rank);
         failure.map(|&(rank, status)| (rank, status, abort))
     }
 
-    /// Gives the coordinator, when no rank is left, the time to hear what they have told it.
+    /// After the end of all ranks, waits until the coordinator has received their reports.
     fn await_record(&mut self, inbox: &mut Receiver<Event>) {
-        // With one failure there is no doubt about the first.
+        // A single failure is certainly the first.
         if self.code.is_some() || self.failures.len() < 2 || !self.meeting.is_hosted() {
             return;
         }
@@ -243,19 +249,20 @@ impl Watch {
         let deadline = deadline.earlier(self.runtime.deadline(LAST_WORDS));
         while self.meeting.aborted().is_none() && !self.runtime.expired(deadline) {
             if let Ok(event) = inbox.receive(Some(self.runtime.deadline(POLL))) {
-                // Nobody is left whom a signal could be passed on to.
+                // There are no ranks to forward a signal to.
                 self.hear(event);
             }
         }
     }
 
-    /// Hosts the coordinator for the ranks of other machines: until they have left, or, after a failure, could hear of it.
+    /// Keeps the coordinator up until the ranks of other machines have left, or, after a failure, until
+    /// [`FAREWELL`] has passed.
     fn await_other_machines(&mut self, inbox: &mut Receiver<Event>) {
         if self.meeting.world_size() == self.ranks.len() {
             return;
         }
         let mut farewell = None;
-        // Ranks that nobody counts yet may be about to come, if one that has ended is why no world has started.
+        // If the world did not start because a rank has ended, further ranks may still be about to join.
         let is_missed = |abort: Abort| matches!(abort.cause, Cause::NotJoined | Cause::NotInTime { .. });
         while self.meeting.present() > 0 || self.meeting.aborted().is_some_and(is_missed) {
             if self.code.is_some() || self.meeting.aborted().is_some() {
@@ -266,12 +273,15 @@ impl Watch {
             }
             let event = inbox.receive(Some(self.runtime.deadline(POLL))).ok();
             if let Some(signal) = event.and_then(|event| self.hear(event)) {
-                self.say(&format!("{}: leaving the ranks of other machines", child::signal_name(signal)));
+                self.say(&format!(
+                    "{}: not waiting for the ranks of other machines",
+                    child::signal_name(signal)
+                ));
                 self.code = self.code.or(self.stop_code());
                 break;
             }
         }
-        // The ranks of this machine may have ended before.
+        // Another machine may have failed after all ranks of this machine succeeded.
         if self.code.is_none()
             && let Some(abort) = self.meeting.aborted()
         {
@@ -280,8 +290,9 @@ impl Watch {
         }
     }
 
-    /// Waits until all that the ranks have printed is passed on. Whoever takes it may do so slowly, unless somebody wants
-    /// the job to end; but a process that has left its group may hold a pipe open for as long as it likes.
+    /// Waits until the output of the ranks is forwarded. The wait has no limit while a slow reader takes
+    /// output and the job is not stopped. It is limited if only a process outside the rank's process group
+    /// holds a pipe open.
     fn await_output(&mut self, inbox: &mut Receiver<Event>) {
         let mut idle = Duration::ZERO;
         while let Some(Reader { task, is_passing }) = self.readers.pop() {
@@ -300,7 +311,7 @@ impl Watch {
             }
             if idle >= PATIENCE {
                 if is_passing {
-                    self.say("leaving output that nobody takes");
+                    self.say("discarding output, because its reader does not take it");
                     self.code = self.code.or(self.stop_code());
                 }
                 return;
@@ -308,7 +319,7 @@ impl Watch {
         }
     }
 
-    /// Settles which failure was the first, if there is one: what the coordinator says, else what was seen.
+    /// Determines the first failure, if any: by the coordinator's record, or else by the order of reaping.
     fn name_cause(&mut self) {
         let Some(&(first, first_status)) = self.failures.first().filter(|_| self.code.is_none()) else {
             return;
@@ -316,13 +327,13 @@ impl Watch {
         let (status, text) = match self.blamed() {
             Some((rank, status, abort)) => {
                 let cause = match &abort.cause {
-                    // Nobody knows which of the two is wrong.
+                    // The coordinator cannot know which of the two ranks is wrong.
                     Cause::Mismatch { .. } | Cause::Length { .. } | Cause::Unreachable => explain(&abort),
                     cause => format!("it {cause}"),
                 };
                 (status, format!("rank {rank} {} ({cause})", child::describe(status)))
             }
-            // The rank that is the cause may still run, or have ended without an error.
+            // The rank that caused the failure may still run, or have exited with 0.
             None => {
                 let cause = self.meeting.aborted().map(|abort| format!("{}; ", explain(&abort)));
                 let failed = format!("rank {first} {}", child::describe(first_status));
@@ -335,10 +346,10 @@ impl Watch {
         }
     }
 
-    /// Takes an event; gives back a signal that wants the job to end.
+    /// Handles an event. Returns a signal if it ends the job.
     fn hear(&mut self, event: Event) -> Option<i32> {
         match event {
-            // Where ranks are left, that is heard by who reaps them.
+            // While ranks run, `watch` handles this event.
             Event::Ended(_) => None,
             Event::Unwritable(error) => {
                 self.output_is_gone(&error);
@@ -359,18 +370,18 @@ impl Watch {
         }
     }
 
-    /// Somebody wants the job to end, by a signal or by taking no output: it is not started again. Whoever wanted it first
-    /// decides about the code.
+    /// Records that the job was stopped, so that it is not restarted. The first reason determines the exit
+    /// code.
     fn record_stop(&mut self, by: Stop) {
         self.stopped = self.stopped.or(Some(by));
     }
 
-    /// The exit code that says what has stopped the job.
+    /// Returns the exit code for the reason why the job was stopped.
     fn stop_code(&self) -> Option<u8> {
         self.stopped.map(Stop::code)
     }
 
-    /// Takes an event, and passes a signal on to every rank.
+    /// Handles an event, and forwards a signal to every rank.
     fn pass_on(&mut self, event: Event) {
         let Some(signal) = self.hear(event) else { return };
         self.name_cause();
@@ -380,7 +391,7 @@ impl Watch {
         }
     }
 
-    /// Passes on a signal that means what the program makes of it, as a warning of a cluster that it is time to save.
+    /// Forwards a signal that only the program interprets, such as a cluster's request to save a checkpoint.
     fn notify(&self, signal: i32) {
         if let Some(named) = Signal::from_named_raw(signal)
             && self.running().next().is_some()
@@ -391,11 +402,12 @@ impl Watch {
     }
 
     fn say_passed_on(&self, signal: i32) {
-        self.say(&format!("{}: passed on to every rank", child::signal_name(signal)));
+        self.say(&format!("{}: forwarded to every rank", child::signal_name(signal)));
     }
 
-    /// Stops until the front process lets this process go on, and every rank with it: ranks that went on alone would take
-    /// the launcher for dead. The front process knows whether a shell can let the job go on, and stops with it.
+    /// Stops all ranks and this process until the front process continues it. Ranks that continued alone
+    /// would consider the launcher dead. The front process knows whether a shell can continue the job, and
+    /// stops too.
     fn pause(&self) {
         self.running().for_each(|running| running.signal(Signal::STOP));
         let stopped = signal_hook::low_level::emulate_default_handler(SIGTSTP);
@@ -407,11 +419,11 @@ impl Watch {
 
     fn output_is_gone(&mut self, error: &Error) {
         let words = match error.is_unread() {
-            true => "nobody reads the output any more".to_owned(),
+            true => "the reader of the output has closed it".to_owned(),
             false => error.with_causes(),
         };
         if let Phase::Running = self.phase {
-            // Another start would meet it too.
+            // A restart would fail in the same way.
             self.record_stop(Stop::Output(error.exit_code()));
             self.code = self.stop_code();
             self.say(&format!("{words}; ending the job"));
@@ -422,7 +434,7 @@ impl Watch {
         }
     }
 
-    /// Signals every rank; those who are still there after the grace period are killed.
+    /// Signals every rank. Ranks that still run after the grace period are killed.
     fn end_with(&mut self, signal: Signal) {
         self.running().for_each(|running| running.signal(signal));
         if !matches!(self.phase, Phase::Terminating(_) | Phase::Killing(_)) {
@@ -430,7 +442,7 @@ impl Watch {
         }
     }
 
-    /// A deadline has passed: the next harder measure.
+    /// Takes the next step of ending the job after a deadline has passed.
     fn escalate(&mut self) -> Result<(), Error> {
         match self.phase {
             Phase::Running => {}
@@ -459,13 +471,14 @@ impl Watch {
     }
 }
 
+/// An event for the main thread.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// The process of a rank has ended and waits to be reaped.
+    /// The process of a rank has ended and can be reaped.
     Ended(usize),
-    /// This process was sent a signal.
+    /// This process received a signal.
     Signalled(i32),
-    /// What the ranks print cannot be passed on any more.
+    /// The output of the ranks cannot be forwarded.
     Unwritable(Error),
 }
 

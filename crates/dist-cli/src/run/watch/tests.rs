@@ -1,4 +1,4 @@
-//! Ranks that end, and signals that come when none is left.
+//! Ranks that end, and signals that arrive after all ranks have ended.
 
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::*;
 
-/// Lines that ranks print.
+/// A sink that collects lines.
 #[derive(Default)]
 struct Heard(Mutex<Vec<String>>);
 
@@ -20,7 +20,7 @@ impl Take for Heard {
 }
 
 #[test]
-fn the_others_have_as_long_for_their_last_words_as_the_job_says() {
+fn the_other_ranks_have_the_jobs_time_to_report_after_a_failure() {
     let runtime = Runtime::system();
     let (voice, _words) = runtime.mailbox();
     let (events, mut inbox) = runtime.mailbox();
@@ -40,7 +40,7 @@ fn the_others_have_as_long_for_their_last_words_as_the_job_says() {
 }
 
 #[test]
-fn a_signal_that_comes_when_all_ranks_have_ended_is_told_beside_their_success() {
+fn a_signal_after_the_end_of_all_ranks_is_reported_with_code_0() {
     let runtime = Runtime::system();
     let (voice, _words) = runtime.mailbox();
     let (events, mut inbox) = runtime.mailbox();
@@ -58,7 +58,7 @@ fn a_signal_that_comes_when_all_ranks_have_ended_is_told_beside_their_success() 
 }
 
 #[test]
-fn the_first_signal_decides_about_the_code_also_when_no_rank_is_left() {
+fn a_signal_after_the_end_of_all_ranks_does_not_replace_the_code_of_a_failure() {
     let runtime = Runtime::system();
     let (voice, _words) = runtime.mailbox();
     let (events, mut inbox) = runtime.mailbox();
@@ -73,10 +73,10 @@ fn the_first_signal_decides_about_the_code_also_when_no_rank_is_left() {
     assert_eq!((watch.stopped, watch.code), (Some(Stop::Signal(SIGINT)), Some(7)));
 }
 
-/// It has left the group of its rank, and nothing makes it a child of this process.
+/// The process has left the group of its rank, and this process does not adopt it.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_process_that_keeps_the_output_is_not_waited_for() {
+fn the_end_of_the_job_does_not_wait_for_a_process_that_keeps_the_output_open() {
     let runtime = Runtime::system();
     let (voice, _words) = runtime.mailbox();
     let (events, mut inbox) = runtime.mailbox();

@@ -1,4 +1,4 @@
-//! What a rank has to hold: what `dist_parallel` plans for the same model and strategy.
+//! The peak memory of a rank, as `dist_parallel` plans it for the same model and strategy.
 
 use dist_parallel::buckets::{BucketBytes, BucketPlan};
 use dist_parallel::fsdp::{FsdpOptions, Plan, Reshard, ShardingStrategy};
@@ -7,42 +7,43 @@ use dist_parallel::{FloatType, ParamInfo};
 
 use super::Strategy;
 
-/// A model of equal units, and its optimizer, which keeps two numbers per parameter, as Adam does.
+/// A model of equal units with an optimizer that stores two numbers per parameter, as Adam does.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Model {
     pub(super) params: u64,
-    /// Of parameters and gradients.
+    /// Type of parameters and gradients.
     pub(super) element: FloatType,
-    /// As how many parts it is gathered.
+    /// Number of units that are gathered one by one.
     pub(super) units: u64,
 }
 
 impl Model {
-    /// Bytes of a parameter.
+    /// Returns the bytes of a parameter.
     pub(super) const fn element_bytes(&self) -> u64 {
         self.element.size() as u64
     }
 
-    /// Bytes of all parameters.
+    /// Returns the bytes of all parameters.
     pub(super) const fn bytes(&self) -> u64 {
         self.params * self.element_bytes()
     }
 
-    /// Bytes of the largest unit.
+    /// Returns the bytes of the largest unit.
     pub(super) const fn unit_bytes(&self) -> u64 {
         self.params.div_ceil(self.units) * self.element_bytes()
     }
 
-    /// Bytes of the optimizer's state of all parameters: numbers of 4 bytes at least.
+    /// Returns the bytes of the optimizer's state of all parameters. Each number has at least 4 bytes.
     fn optimizer_bytes(&self) -> u64 {
         self.params * self.element_bytes().max(FloatType::F32.size() as u64) * OPTIMIZER_NUMBERS as u64
     }
 
-    /// The most bytes that a rank has to hold at once for parameters, gradients and the optimizer's state, with so many
-    /// micro-batches on each of `ranks`, of which so many share a host. Activations are not in it, nor what the transport
-    /// needs.
+    /// Returns the peak memory of a rank in bytes for parameters, gradients and optimizer state. The
+    /// arguments are the numbers of ranks and of ranks per host, and of micro-batches on each rank.
+    /// Activations and the transport's memory are not included.
     ///
-    /// Sharded parameters are gathered as [`step`](super::timeline::step) does it: one unit ahead, and the last stays.
+    /// Sharded parameters are gathered as in [`step`](super::timeline::step): one unit ahead, and the last
+    /// unit stays.
     pub(super) fn peak(
         &self,
         strategy: Strategy,
@@ -69,11 +70,11 @@ impl Model {
     }
 }
 
-/// Numbers that Adam keeps for each parameter.
+/// Numbers that Adam stores for each parameter.
 const OPTIMIZER_NUMBERS: usize = 2;
 
 impl Strategy {
-    /// The strategy's name in the library; `None` if nothing is sharded, which [`Ddp`](dist_parallel::Ddp) does.
+    /// Returns the strategy of the library; `None` for [`Ddp`](dist_parallel::Ddp), which shards nothing.
     fn sharding(self, ranks_per_host: usize) -> Option<ShardingStrategy> {
         Some(match self {
             Self::Ddp => return None,
@@ -92,12 +93,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sharded_is_held_once_by_all_together() {
+    fn sharded_tensors_are_held_once_by_all_ranks_together() {
         let model = Model { params: 800, element: FloatType::F32, units: 10 };
         let peak = |strategy, ranks| model.peak(strategy, (ranks, ranks), 1);
         let (all, unit) = (4 * 800, 4 * 80);
         assert_eq!(peak(Strategy::Ddp, 8), 4 * all);
-        // A part of everything, two units' parameters, and one's gradients.
+        // A shard of everything, the parameters of two units, and the gradients of one.
         assert_eq!(peak(Strategy::Fsdp, 8), 4 * all / 8 + 3 * unit);
         assert_eq!(peak(Strategy::Hybrid, 8), peak(Strategy::Fsdp, 8));
         assert_eq!(model.peak(Strategy::Hybrid, (8, 2), 1), 4 * all / 2 + 3 * unit);
@@ -121,9 +122,9 @@ mod tests {
     }
 
     #[test]
-    fn units_without_a_parameter_are_none() {
+    fn units_without_a_parameter_do_not_exist() {
         let model = Model { params: 3, element: FloatType::Bf16, units: 24 };
-        // Numbers that an optimizer keeps have 4 bytes at least.
+        // The optimizer's numbers have at least 4 bytes.
         assert_eq!(model.peak(Strategy::Ddp, (2, 1), 1), 3 * (2 + 2 + 2 * 4));
     }
 }

@@ -1,8 +1,9 @@
-//! `distctl sim train`: what a step of training takes on more and more ranks.
+//! `distctl sim train`: predicts a training step for increasing numbers of ranks.
 //!
-//! Every rank computes for the same time, whatever their number, on data of its own. Two things go on at once: the
-//! computing, and one collective after the other. A collective begins when what it sends is there and the one before
-//! has ended; the computing waits for what it needs. What collectives cost the cores is not taken from the computing.
+//! Every rank computes for the same time on data of its own, whatever the number of ranks. Computation and
+//! communication overlap; collectives follow one another. A collective starts when its data is ready and the
+//! previous one has ended. Computation waits for the results that it needs. The cores' work for collectives
+//! does not slow the computation down.
 
 mod memory;
 mod timeline;
@@ -66,7 +67,7 @@ pub(super) struct Arguments {
     json: bool,
 }
 
-/// How parameters, gradients and the optimizer's state are spread.
+/// The distribution of parameters, gradients and optimizer state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Strategy {
     /// Every rank has all parameters; gradients are reduced in buckets
@@ -93,11 +94,11 @@ impl Strategy {
     }
 }
 
-/// Numbers of ranks in the order in which they were named.
+/// Numbers of ranks in the order of the argument.
 #[derive(Debug, Clone)]
 struct Ranks(Vec<usize>);
 
-/// `1,2,4` as it is; `1..100` is 1, 2, 4, … 64, 100.
+/// Parses a list such as `1,2,4`, or a range such as `1..100`, which is 1, 2, 4, … 64, 100.
 fn ranks(text: &str) -> Result<Ranks, String> {
     let mut all = Vec::new();
     for part in text.split(',') {
@@ -118,7 +119,7 @@ fn ranks(text: &str) -> Result<Ranks, String> {
     Ok(Ranks(all))
 }
 
-/// A number of parameters, in units of 10^3, 10^6 or 10^9 if K, M or B follows.
+/// Parses a number of parameters. K, M or B is a factor of 10^3, 10^6 or 10^9.
 fn count(text: &str) -> Result<u64, String> {
     let (digits, scale) = match text.as_bytes().last() {
         Some(b'K') => (&text[..text.len() - 1], 1e3),
@@ -136,18 +137,18 @@ fn count(text: &str) -> Result<u64, String> {
 
 const PARAMETERS_MAX: f64 = 1e13;
 
-/// The size of a bucket that holds something.
+/// Parses the size of a bucket, which is at least one byte.
 fn bucket(text: &str) -> Result<usize, String> {
     let bytes = crate::parse::bytes(text)?;
     if bytes > 0 { Ok(bytes) } else { Err("a bucket has at least one byte".to_owned()) }
 }
 
-/// A number of units, as few as can be looked at one beside the other.
+/// Parses a number of units.
 fn units(text: &str) -> Result<usize, String> {
     crate::parse::count(text, "units", 1..=10_000)
 }
 
-/// A type of so many bytes; which of several makes no difference.
+/// Returns a type with this number of bytes; all types of one size are predicted alike.
 fn element(text: &str) -> Result<FloatType, String> {
     match text {
         "2" => Ok(FloatType::Bf16),
@@ -157,10 +158,10 @@ fn element(text: &str) -> Result<FloatType, String> {
     }
 }
 
-/// A step of more of them is not followed.
+/// Maximum number of collectives in a predicted step.
 const COLLECTIVES_MAX: u64 = 10_000_000;
 
-/// The fields and their order are a contract with whoever reads them.
+/// The JSON output. Its fields and their order are a stable contract.
 #[derive(Debug, Clone, Serialize)]
 struct Line {
     strategy: &'static str,
@@ -332,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_are_counted_in_tens() {
+    fn parameters_are_counted_in_powers_of_ten() {
         assert_eq!((count("100M"), count("1.5B"), count("12")), (Ok(100_000_000), Ok(1_500_000_000), Ok(12)));
         assert!(count("0").is_err() && count("-1M").is_err() && count("many").is_err());
     }

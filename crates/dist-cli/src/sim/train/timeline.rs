@@ -1,4 +1,4 @@
-//! When a step computes, and when it sends.
+//! The timeline of a step: computation and collectives.
 
 use std::collections::HashMap;
 
@@ -8,24 +8,25 @@ use super::memory::Model;
 use super::{Operation, Strategy, World};
 use crate::Error;
 
-/// What came out.
+/// The prediction of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Step {
     pub(super) seconds: f64,
-    /// Of all collectives, whether something is computed meanwhile or not.
+    /// Time of all collectives, overlapped or not.
     pub(super) communication: f64,
     pub(super) collectives: usize,
     pub(super) sent_max: u64,
 }
 
-/// How long collectives take, each predicted once.
+/// The collectives of a step. Equal ones are predicted once.
 pub(super) struct Collectives<'a> {
     predict: &'a dyn Fn(&World, Operation, usize) -> Result<Prediction, Error>,
-    /// Where shards are, and what is reduced across, if that is another world.
+    /// The ranks that share one copy of the shards, and the ranks of the reduction across hosts, if those are
+    /// different.
     world: &'a World,
     across: Option<&'a World>,
     known: HashMap<(bool, &'static str, usize), Prediction>,
-    /// When the last collective ends.
+    /// The end of the last collective.
     free: f64,
     step: Step,
 }
@@ -38,7 +39,8 @@ impl<'a> Collectives<'a> {
         Self { predict, world, across, known: HashMap::new(), free: 0.0, step: Step::default() }
     }
 
-    /// Does a collective as soon as its data is there: when it ends. `bytes` are those of the whole.
+    /// Runs a collective as soon as its data is ready. Returns its end. `bytes` is the size of the whole
+    /// buffer.
     fn run(&mut self, operation: Operation, bytes: u64, ready: f64) -> Result<f64, Error> {
         self.run_in(false, operation, bytes, ready)
     }
@@ -46,7 +48,7 @@ impl<'a> Collectives<'a> {
     fn run_in(&mut self, across: bool, operation: Operation, bytes: u64, ready: f64) -> Result<f64, Error> {
         let world = if across { self.across } else { Some(self.world) };
         let Some(world) = world.filter(|world| world.ranks() > 1) else { return Ok(ready) };
-        // What every rank puts in: for an all_gather its part.
+        // The input of each rank; for an all_gather, its part.
         let parts = if operation == Operation::AllGather { world.ranks() as u64 } else { 1 };
         let input = usize::try_from(bytes.div_ceil(parts)).unwrap_or(usize::MAX);
         let key = (across, operation.name(), input);
@@ -66,7 +68,7 @@ impl<'a> Collectives<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rounds {
     pub(super) count: u32,
-    /// How long each computes.
+    /// Computing time of each, in seconds.
     pub(super) compute: f64,
 }
 
@@ -87,29 +89,29 @@ pub(super) fn step(
     Ok(Step { seconds: ends, ..collectives.step })
 }
 
-/// How many collectives a step has at most, which says how long it takes to predict it.
+/// Returns the maximum number of collectives in a step, which limits the time of the prediction.
 pub(super) fn collectives(strategy: Strategy, model: &Model, bucket_bytes: u64, micro_batches: u32) -> u64 {
     let (buckets, rounds) = (model.bytes().div_ceil(bucket(model, bucket_bytes)), u64::from(micro_batches));
     match strategy {
         Strategy::Ddp => buckets,
         Strategy::Zero1 => 2 * buckets,
         Strategy::Zero2 => buckets.saturating_mul(rounds + 1),
-        // Gathered twice and reduced once, and across hosts once more.
+        // Gathered twice and reduced once in each micro-batch, and reduced across hosts once more.
         Strategy::Fsdp | Strategy::Hybrid => model.units.saturating_mul(3 * rounds + 1),
     }
 }
 
-/// The bytes of a bucket: at least an element, and no more than there are.
+/// Returns the bytes of a bucket: at least an element, and at most all bytes.
 fn bucket(model: &Model, bucket_bytes: u64) -> u64 {
     bucket_bytes.clamp(model.element_bytes(), model.bytes())
 }
 
-/// Of what a rank computes, this part is forward.
+/// Fraction of the computing time that is forward.
 const FORWARD: f64 = 1.0 / 3.0;
 
-/// Gradients are reduced bucket by bucket as they are computed, at an even pace: those of the last micro-batch, which
-/// has the sum of all, or where a rank keeps only its part of them, of every one. Where it keeps only its part of the
-/// optimizer's state, the parameters are gathered at the end.
+/// Predicts strategies that reduce gradients bucket by bucket while they are computed at a constant rate. The
+/// buckets of the last micro-batch hold the sum of all micro-batches; with sharded gradients, every
+/// micro-batch is reduced. With a sharded optimizer state, the parameters are gathered at the end.
 fn by_bucket(
     strategy: Strategy,
     model: &Model,
@@ -140,9 +142,10 @@ fn by_bucket(
     Ok(ends)
 }
 
-/// In every micro-batch, units are gathered one ahead of where they are needed, forward and again backward (the last is
-/// still there), and their gradients are reduced when they have been computed; across hosts, where shards are within,
-/// after the last.
+/// Predicts strategies that gather parameters unit by unit, one ahead of the computation. In every
+/// micro-batch, units are gathered for the forward and again for the backward, except the last unit, which
+/// stays. Gradients are reduced after their computation. If shards are spread only within a host, the
+/// gradients are also reduced across hosts after the last micro-batch.
 fn by_unit(
     model: &Model,
     Rounds { count, compute }: Rounds,
