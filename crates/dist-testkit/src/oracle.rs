@@ -1,14 +1,14 @@
-//! What a collective must give, computed by one thread from all ranks' inputs, element by element.
+//! Expected results of collectives, computed by one thread from the inputs of all ranks, element by element.
 //!
-//! Sums and products are evaluated in the canonical order, the tree T(n) = T(largest power of two below n) +
-//! T(rest). The arithmetic comes from the standard library and `half`, never from the code under test.
+//! Sums and products are evaluated in canonical order, which is the tree T(n) = T(largest power of two below
+//! n) + T(rest). The arithmetic comes from the standard library and `half`, never from the code under test.
 
 use std::fmt::Debug;
 
 use half::{bf16, f16};
 use num_traits::{Float, FromPrimitive, WrappingAdd, WrappingMul};
 
-/// How elements of different ranks become one.
+/// The reduction of elements of different ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reduction {
     /// The sum; integers wrap.
@@ -21,16 +21,16 @@ pub enum Reduction {
     Min,
     /// The largest; NaN if there is one, −0 before +0.
     Max,
-    /// The bits that all have.
+    /// The bitwise and.
     And,
-    /// The bits that any has.
+    /// The bitwise or.
     Or,
-    /// The bits that an odd number has.
+    /// The bitwise exclusive or.
     Xor,
 }
 
 impl Reduction {
-    /// The reduction of this name: `sum`, `mean`, `product`, `min`, `max`, `and`, `or`, `xor`.
+    /// Returns the reduction with this name: `sum`, `mean`, `product`, `min`, `max`, `and`, `or` or `xor`.
     pub fn parse(name: &str) -> Option<Self> {
         Some(match name {
             "sum" => Self::Sum,
@@ -45,10 +45,10 @@ impl Reduction {
         })
     }
 
-    /// Two elements become one; for a mean, their sum.
+    /// Reduces two elements. For a mean, returns their sum.
     ///
     /// # Panics
-    /// If it is about bits and the elements are floating-point numbers.
+    /// If the reduction is bitwise and the elements are floating-point numbers.
     pub fn pair<T: Number>(self, left: T, right: T) -> T {
         match self {
             Self::Sum | Self::Mean => left.sum(right),
@@ -59,10 +59,10 @@ impl Reduction {
         }
     }
 
-    /// The contributions of all ranks become one element, in canonical order.
+    /// Reduces the contributions of all ranks in canonical order.
     ///
     /// # Panics
-    /// If there are none, or if the elements have no such reduction.
+    /// If there are no contributions, or if the elements do not support the reduction.
     pub fn all<T: Number>(self, contributions: &[T]) -> T {
         match self {
             Self::Mean => weighted_mean_of(contributions, &vec![1.0; contributions.len()]),
@@ -71,7 +71,8 @@ impl Reduction {
     }
 }
 
-/// T(n) over any values: split at the largest power of two below n, combine the two sides' results.
+/// Evaluates T(n) over values of any type: splits at the largest power of two below n and combines the
+/// results of both sides.
 ///
 /// # Panics
 /// If there are no contributions.
@@ -86,7 +87,7 @@ pub fn tree<T: Clone>(contributions: &[T], combine: &impl Fn(&T, &T) -> T) -> T 
     }
 }
 
-/// What every rank must hold after an all_reduce, and the root after a reduce.
+/// Returns the result of an all_reduce on every rank, and of a reduce on the root.
 ///
 /// # Panics
 /// If there are no inputs or their lengths differ.
@@ -97,7 +98,7 @@ pub fn all_reduce<T: Number>(inputs: &[Vec<T>], reduction: Reduction) -> Vec<T> 
         .collect()
 }
 
-/// What every rank must hold after a sum to which every rank's input comes multiplied by its factor.
+/// Returns the result of a sum in which the input of each rank is multiplied by its factor.
 ///
 /// # Panics
 /// If there are no inputs, their lengths differ, or they are integers.
@@ -108,17 +109,17 @@ pub fn scaled_sum<T: Number>(inputs: &[Vec<T>], factors: &[f64]) -> Vec<T> {
     all_reduce(&inputs.iter().zip(factors).map(scale).collect::<Vec<_>>(), Reduction::Sum)
 }
 
-/// What every rank must hold after a mean in which every rank's input counts with its weight.
+/// Returns the result of a weighted mean, with one weight for each rank.
 ///
 /// # Panics
-/// As [`scaled_sum`].
+/// As for [`scaled_sum`].
 pub fn weighted_mean<T: Number>(inputs: &[Vec<T>], weights: &[f64]) -> Vec<T> {
     assert!(inputs.iter().all(|input| input.len() == inputs[0].len()), "inputs differ in length");
     let contributions = |index: usize| inputs.iter().map(|input| input[index]).collect::<Vec<_>>();
     (0..inputs[0].len()).map(|index| weighted_mean_of(&contributions(index), weights)).collect()
 }
 
-/// Σ weight · contribution / Σ weight in the type of partial sums, rounded once.
+/// Returns Σ weight · contribution / Σ weight, computed in the type of partial sums and rounded once.
 fn weighted_mean_of<T: Number>(contributions: &[T], weights: &[f64]) -> T {
     let weighted = |(one, &weight): (&T, _)| one.partial().times(weight).expect("integers have no means");
     let products: Vec<T::Partial> = contributions.iter().zip(weights).map(weighted).collect();
@@ -127,52 +128,54 @@ fn weighted_mean_of<T: Number>(contributions: &[T], weights: &[f64]) -> T {
     T::from_partial(sum.over(total).expect("integers have no means"))
 }
 
-/// What every rank must hold after an all_gather.
+/// Returns the result of an all_gather on every rank.
 pub fn all_gather<T: Number>(inputs: &[Vec<T>]) -> Vec<T> {
     inputs.concat()
 }
 
-/// An element as the oracle sees it.
+/// An element type of the oracle.
 pub trait Number: Copy + Debug + PartialEq + 'static {
-    /// The type that products and partial sums of a mean are carried in: `f32` for `f16`, else this one.
+    /// The type of products and partial sums of a mean: `f32` for `f16`, otherwise this type.
     type Partial: Number;
-    /// This number, exactly.
+    /// Converts the number exactly.
     fn partial(self) -> Self::Partial;
-    /// The nearest number.
+    /// Rounds to the nearest number.
     fn from_partial(partial: Self::Partial) -> Self;
-    /// The sum; integers wrap.
+    /// Returns the sum; integers wrap.
     #[must_use]
     fn sum(self, other: Self) -> Self;
-    /// The product; integers wrap.
+    /// Returns the product; integers wrap.
     #[must_use]
     fn product(self, other: Self) -> Self;
-    /// The smaller, by the rules of [`Reduction::Min`].
+    /// Returns the smaller number, by the rules of [`Reduction::Min`].
     #[must_use]
     fn least(self, other: Self) -> Self;
-    /// The larger, by the rules of [`Reduction::Max`].
+    /// Returns the larger number, by the rules of [`Reduction::Max`].
     #[must_use]
     fn greatest(self, other: Self) -> Self;
-    /// The product with a factor, which is rounded to `f32` first unless this is an `f64`; integers have none.
+    /// Returns the product with a factor, which is rounded to `f32` first unless this is an `f64`. Returns
+    /// `None` for integers.
     fn times(self, factor: f64) -> Option<Self>;
-    /// The quotient by a divisor, which is rounded as a factor is; integers have none.
+    /// Returns the quotient by a divisor, which is rounded like a factor. Returns `None` for integers.
     fn over(self, divisor: f64) -> Option<Self>;
-    /// The bits combined as the reduction says; none for floats, nor for reductions that are not about bits.
+    /// Applies a bitwise reduction. Returns `None` for floating-point numbers and for other reductions.
     fn bits(self, other: Self, reduction: Reduction) -> Option<Self>;
-    /// Whether all bits agree; two NaNs always do.
+    /// Returns `true` if all bits agree. Two NaNs are always equal.
     fn same(self, other: Self) -> bool;
-    /// A value made from arbitrary bits: small numbers, large ones, zeros of both signs, but nothing that is
-    /// not finite.
+    /// Makes a finite value from arbitrary bits: small numbers, large numbers, and zeros of both signs.
     fn from_noise(noise: u64) -> Self;
-    /// What is not finite, zeros of both signs, the largest number and the smallest ones; integers have none of these.
+    /// Values that are not finite, zeros of both signs, the largest number and the smallest numbers; empty
+    /// for integers.
     const SPECIAL: &'static [Self];
 }
 
-/// `len` numbers that depend on nothing but the seed and the rank.
+/// Returns `len` numbers that depend only on the seed and the rank.
 pub fn sample<T: Number>(seed: u64, rank: usize, len: usize) -> Vec<T> {
     noise(seed, rank).map(T::from_noise).take(len).collect()
 }
 
-/// As [`sample`]; a fifth of the numbers are [special](Number::SPECIAL), if the type has any.
+/// Returns numbers as [`sample`] does, a fifth of which are [special](Number::SPECIAL), if the type has
+/// special values.
 pub fn sample_with_special<T: Number>(seed: u64, rank: usize, len: usize) -> Vec<T> {
     let choices = T::SPECIAL.len() as u64 * 5;
     let special = |noise: u64| T::SPECIAL.get(usize::try_from(noise.checked_rem(choices)?).ok()?).copied();
@@ -180,7 +183,7 @@ pub fn sample_with_special<T: Number>(seed: u64, rank: usize, len: usize) -> Vec
     noise(seed, rank).map(number).take(len).collect()
 }
 
-/// Arbitrary bits, by SplitMix64.
+/// Returns arbitrary bits, generated by SplitMix64.
 fn noise(seed: u64, rank: usize) -> impl Iterator<Item = u64> {
     let mut state =
         seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (rank as u64 + 1).wrapping_mul(0xd1b5_4a32_d192_ed03);
@@ -200,7 +203,7 @@ fn wrapping_product<T: WrappingMul>(left: T, right: T) -> T {
     left.wrapping_mul(&right)
 }
 
-/// Of two floats the one that is less: by value, and by sign where the values are equal.
+/// Returns the smaller of two floats, by value, and by sign if the values are equal.
 fn lesser<T: Float>(left: T, right: T) -> T {
     if left.is_nan() || right.is_nan() {
         T::nan()
@@ -211,7 +214,7 @@ fn lesser<T: Float>(left: T, right: T) -> T {
     }
 }
 
-/// A number of either sign over ten powers of two, and now and then a zero.
+/// Returns a number of either sign over ten powers of two, and occasionally a zero.
 fn noisy<T: FromPrimitive>(noise: u64) -> T {
     let sign = if noise & 1 == 0 { 1.0 } else { -1.0 };
     let exponent = i32::try_from((noise >> 1) % 10).expect("below ten") - 6;
@@ -259,7 +262,7 @@ macro_rules! integers {
             fn same(self, other: Self) -> bool {
                 self == other
             }
-            #[allow(clippy::cast_possible_truncation, reason = "any bits will do")]
+            #[allow(clippy::cast_possible_truncation, reason = "the bits are arbitrary")]
             fn from_noise(noise: u64) -> Self {
                 noise as Self
             }
@@ -292,11 +295,11 @@ macro_rules! floats {
             fn greatest(self, other: Self) -> Self {
                 -lesser(-self, -other)
             }
-            #[allow(clippy::cast_possible_truncation, reason = "the factor is to be rounded")]
+            #[allow(clippy::cast_possible_truncation, reason = "the factor is rounded on purpose")]
             fn times(self, factor: f64) -> Option<Self> {
                 FromPrimitive::from_f64((<$wide>::from(self) * factor as $wide).into())
             }
-            #[allow(clippy::cast_possible_truncation, reason = "the divisor is to be rounded")]
+            #[allow(clippy::cast_possible_truncation, reason = "the divisor is rounded on purpose")]
             fn over(self, divisor: f64) -> Option<Self> {
                 FromPrimitive::from_f64((<$wide>::from(self) / divisor as $wide).into())
             }
@@ -315,7 +318,7 @@ macro_rules! floats {
                 Self::NEG_INFINITY,
                 Self::MAX,
                 Self::MIN_POSITIVE,
-                // The smallest of all, and zeros.
+                // The smallest positive number, and zeros.
                 Self::from_bits(1),
                 Self::from_bits(0),
                 Self::from_bits(!(!0 >> 1)),
@@ -343,10 +346,10 @@ mod tests {
     }
 
     #[test]
-    fn means_of_f16_are_rounded_once_and_those_of_bf16_at_every_sum() {
+    fn means_of_f16_are_rounded_once_and_means_of_bf16_at_every_sum() {
         let mean = Reduction::Mean.all(&[60_000.0; 8].map(f16::from_f32));
         assert_eq!(mean, f16::from_f32(60_000.0));
-        // 1 + 2⁻¹¹ lies between two numbers of `f16`; with another 2⁻¹¹ it is one.
+        // 1 + 2⁻¹¹ is between two numbers of `f16`; with another 2⁻¹¹ the sum is representable.
         let (one, small) = (f16::ONE, f16::from_f32(2.0_f32.powi(-11)));
         assert_eq!(Reduction::Mean.all(&[one, small, small]), f16::from_f32((1.0 + 2.0_f32.powi(-10)) / 3.0));
         let (one, small) = (bf16::ONE, bf16::from_f32(2.0_f32.powi(-8)));
@@ -362,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn special_numbers_are_among_others_where_the_type_has_them() {
+    fn samples_contain_special_numbers_if_the_type_has_them() {
         fn all_are_there<T: Number>() -> bool {
             let sample = sample_with_special::<T>(1, 2, 1000);
             let is_there = |special: &T| sample.iter().any(|number| number.same(*special));

@@ -1,7 +1,7 @@
-//! Tests whose ranks are processes.
+//! Tests with a process for each rank.
 //!
-//! A test calls [`ranks`], which runs the same test once more in each of several processes, with the environment
-//! of a job; there [`rank`] tells the test which rank it is.
+//! A test calls [`ranks`], which runs the same test again in each of several processes, with the environment
+//! of a job. In these processes [`rank`] returns the rank.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -15,7 +15,7 @@
 //!     }
 //! }
 //! ```
-#![allow(clippy::disallowed_methods, reason = "processes of tests live by the system's clock and threads")]
+#![allow(clippy::disallowed_methods, reason = "processes of tests use the system's clock and threads")]
 
 use std::io::{self, Read};
 use std::net::{Ipv4Addr, TcpListener};
@@ -24,31 +24,33 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// A program for Python that forbids system calls which `read` or `write` other processes' memory, as its first argument says,
-/// and goes on as the program behind it.
+/// A Python program that forbids the system calls for `read` or `write` of other processes' memory, which its
+/// first argument selects. It then executes the program in its remaining arguments.
 pub const FORBID_ATTACH: &str = include_str!("forbid_attach.py");
 
-/// How one rank ended.
+/// The end of one rank.
 #[derive(Debug)]
 pub struct Ended {
     /// The rank.
     pub rank: usize,
-    /// Its exit status, `None` if it was killed because the limit had passed.
+    /// Its exit status; `None` if it was killed at the time limit.
     pub status: Option<ExitStatus>,
-    /// What it wrote to stdout, then what it wrote to stderr.
+    /// Its stdout, followed by its stderr.
     pub output: String,
 }
 
-/// How all ranks of a job ended.
+/// The end of all ranks of a job.
 #[derive(Debug)]
 pub struct Job {
-    /// In rank order.
+    /// The ranks in order.
     pub ranks: Vec<Ended>,
 }
 
 impl Job {
+    /// Asserts that all ranks succeeded.
+    ///
     /// # Panics
-    /// If a rank did not end well, with what each of those wrote.
+    /// If a rank failed, with the output of each failed rank.
     #[track_caller]
     pub fn assert_success(&self) {
         let succeeded = |ended: &&Ended| ended.status.is_some_and(|status| status.success());
@@ -68,15 +70,15 @@ fn describe(ended: &Ended) -> String {
     format!("rank {} {how}:\n{}", ended.rank, ended.output)
 }
 
-/// The rank that this process is, if it was started by [`ranks`].
+/// Returns the rank of this process if [`ranks`] started it.
 pub fn rank() -> Option<usize> {
     std::env::var(MARK).ok()?;
     std::env::var("RANK").ok()?.parse().ok()
 }
 
-/// Runs the test `test_name` of the present test binary once in each of `n` processes, with the environment of a
-/// job, and kills those that have not ended after `limit`. The name includes the modules, as the test runner
-/// prints it.
+/// Runs the test `test_name` of this test binary once in each of `n` processes, with the environment of a
+/// job. Kills the processes that have not ended after `limit`. The name includes the modules, as the test
+/// runner prints it.
 ///
 /// # Panics
 /// If a process cannot be started.
@@ -84,7 +86,7 @@ pub fn ranks(n: usize, test_name: &str, limit: Duration) -> Job {
     ranks_with(n, test_name, limit, &[])
 }
 
-/// As [`ranks`], with more variables in the environment.
+/// Runs ranks as [`ranks`] does, with additional environment variables.
 ///
 /// # Panics
 /// If a process cannot be started.
@@ -92,8 +94,8 @@ pub fn ranks_with(n: usize, test_name: &str, limit: Duration, variables: &[(&str
     ranks_through(n, test_name, limit, variables, |_| Vec::new())
 }
 
-/// As [`ranks_with`], where a rank may be started by another program: by these words, which the command of the rank is
-/// put behind. None start it directly.
+/// Runs ranks as [`ranks_with`] does, through another program. `starter` returns the words of that program
+/// for a rank, which precede the rank's command. Without words, the rank is started directly.
 ///
 /// # Panics
 /// If a process cannot be started.
@@ -128,7 +130,7 @@ pub fn ranks_through(
     Job { ranks: running.into_iter().map(Running::end).collect() }
 }
 
-/// This test binary, told to run one test; without what a surrounding job has set.
+/// Returns a command that runs one test of this binary, without the variables of a surrounding job.
 fn command(test_name: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("a test knows its own binary"));
     command.args(["--exact", test_name, "--nocapture", "--test-threads=1"]);
@@ -138,13 +140,13 @@ fn command(test_name: &str) -> Command {
             command.env_remove(&name);
         }
     }
-    // What is measured here, where other tests run as well, is not to be kept.
+    // Other tests disturb measurements of costs, which are therefore not stored.
     command.env("DIST_COSTS", "off");
     command.env(MARK, "1").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
-/// The command, started by another program: these words.
+/// Returns a command that starts `command` through the program `starter`.
 fn behind(starter: &[String], command: Command) -> Command {
     let [program, arguments @ ..] = starter else { return command };
     let mut started = Command::new(program);
@@ -159,7 +161,7 @@ fn behind(starter: &[String], command: Command) -> Command {
     started
 }
 
-/// One rank's process. Dropping it kills the process.
+/// The process of one rank. Drop kills it.
 struct Running {
     rank: usize,
     child: Child,
@@ -183,7 +185,7 @@ impl Running {
         self.kill();
         let read = |reader: JoinHandle<String>| reader.join().expect("reading does not panic");
         let mut output: String = self.readers.drain(..).map(read).collect();
-        // A name that no test has would be a success of zero tests.
+        // With a name that no test has, the test runner succeeds with zero tests.
         let ran = output.contains("running 1 test");
         if !ran {
             output.insert_str(0, "no such test was run\n");
@@ -192,7 +194,7 @@ impl Running {
     }
 
     fn kill(&mut self) {
-        // Fails when the process has ended by itself, which is as good.
+        // `kill` fails if the process has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -204,7 +206,7 @@ impl Drop for Running {
     }
 }
 
-/// Reads on a thread of its own, so that no pipe fills up.
+/// Reads the pipe on a thread of its own, so that it does not fill up.
 fn read(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
@@ -217,8 +219,9 @@ fn read(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
     })
 }
 
-/// A port for a coordinator. The next port is held as long as this lives: whoever else looks for a pair takes
-/// another, so that the first, though free until the coordinator listens on it, belongs to one job only.
+/// A port for a coordinator. The next port stays bound while this lives, and other tests skip pairs with a
+/// bound port. Thus the first port belongs to one test, although it is free until the coordinator listens on
+/// it.
 #[derive(Debug)]
 pub struct Port {
     number: u16,
@@ -226,14 +229,14 @@ pub struct Port {
 }
 
 impl Port {
-    /// Returns a port of loopback that is free, and that no other test gets while this lives.
+    /// Returns a free loopback port that no other test gets while this lives.
     ///
     /// # Panics
-    /// If there is none.
+    /// If no port is free.
     pub fn reserve() -> Self {
         let seed = JOBS.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9)
             ^ u64::from(std::process::id()) << 4;
-        // Below the ports that Linux gives to outgoing connections, which nobody could keep away.
+        // The range is below the ports that Linux uses for outgoing connections, which cannot be excluded.
         let pairs = (PORTS_END - PORTS_START) / 2;
         let first = u16::try_from(seed % u64::from(pairs)).expect("less than the number of ports");
         let candidates = (0..pairs).map(|step| PORTS_START + 2 * ((first + step) % pairs));
@@ -248,15 +251,15 @@ impl Port {
         panic!("no two free ports side by side between {PORTS_START} and {PORTS_END}");
     }
 
-    /// Returns its number.
+    /// Returns the port number.
     pub const fn number(&self) -> u16 {
         self.number
     }
 }
 
-/// Set in the processes that are ranks.
+/// Variable that is set in the processes of ranks.
 const MARK: &str = "TESTKIT_RANK_PROCESS";
-/// How often the processes are looked at.
+/// Interval between two checks of the processes.
 const POLL: Duration = Duration::from_millis(5);
 const PORTS_START: u16 = 12_000;
 const PORTS_END: u16 = 32_000;
@@ -270,7 +273,7 @@ mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
 
     #[test]
-    fn every_rank_runs_the_test_with_its_own_place() {
+    fn every_rank_runs_the_test_with_its_own_rank() {
         let Some(rank) = rank() else {
             let job = ranks(3, "process::tests::every_rank_runs_the_test_with_its_own_place", MINUTE);
             job.assert_success();
