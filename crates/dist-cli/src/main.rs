@@ -26,7 +26,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use dist_transport::process::Config;
 use error::Error;
-use output::{Patient, print, say, write};
+use output::{BlockingWriter, print, say, write};
 use tracing_subscriber::EnvFilter;
 
 /// Starts, measures and checks distributed programs.
@@ -73,14 +73,17 @@ enum Command {
 
 /// Log filter if `DIST_LOG` is not set. It drops the coordinator's warnings, because `distctl` prints the
 /// reason why a job ended in any case.
-const WORDS: &str = "warn,dist_transport::coordinator=error";
+const LOG_FILTER_DEFAULT: &str = "warn,dist_transport::coordinator=error";
 
 fn main() -> ExitCode {
-    tracing_subscriber::fmt().with_env_filter(filter()).with_writer(|| Patient(io::stderr().lock())).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter())
+        .with_writer(|| BlockingWriter(io::stderr().lock()))
+        .init();
     let parsed = parser().try_get_matches().and_then(|matches| Arguments::from_arg_matches(&matches));
     let arguments = match parsed {
         Ok(arguments) => arguments,
-        Err(error) => return told_by_clap(&error),
+        Err(error) => return print_clap_error(&error),
     };
     let outcome = match arguments.command {
         Command::Run(arguments) => run::run(&arguments),
@@ -115,7 +118,7 @@ fn end_with(error: &Error) -> ExitCode {
 }
 
 /// Prints help, or an error in the arguments. On a terminal clap prints it, in colours.
-fn told_by_clap(error: &clap::Error) -> ExitCode {
+fn print_clap_error(error: &clap::Error) -> ExitCode {
     let is_terminal =
         if error.use_stderr() { io::stderr().is_terminal() } else { io::stdout().is_terminal() };
     if is_terminal {
@@ -132,7 +135,7 @@ fn told_by_clap(error: &clap::Error) -> ExitCode {
 
 /// Returns the log filter from `DIST_LOG`, or the default.
 fn filter() -> EnvFilter {
-    let usual = || EnvFilter::new(WORDS);
+    let usual = || EnvFilter::new(LOG_FILTER_DEFAULT);
     let Some(wanted) = std::env::var_os("DIST_LOG") else { return usual() };
     EnvFilter::try_new(wanted.to_string_lossy()).unwrap_or_else(|error| {
         // The launcher has already reported it.

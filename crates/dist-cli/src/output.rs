@@ -21,22 +21,22 @@ pub(crate) fn say(text: &str) {
 
 /// Writes all bytes and flushes them.
 pub(crate) fn write(to: impl Write + AsFd, bytes: &[u8]) -> io::Result<()> {
-    let mut to = Patient(to);
+    let mut to = BlockingWriter(to);
     to.write_all(bytes).and_then(|()| to.flush())
 }
 
 /// A writer that waits until its file can be written, instead of failing with `WouldBlock`.
 #[derive(Debug)]
-pub(crate) struct Patient<W>(pub(crate) W);
+pub(crate) struct BlockingWriter<W>(pub(crate) W);
 
-impl<W: Write + AsFd> Patient<W> {
-    fn when_there_is_room<T>(&mut self, mut attempt: impl FnMut(&mut W) -> io::Result<T>) -> io::Result<T> {
+impl<W: Write + AsFd> BlockingWriter<W> {
+    fn retry_until_writable<T>(&mut self, mut attempt: impl FnMut(&mut W) -> io::Result<T>) -> io::Result<T> {
         loop {
             match attempt(&mut self.0) {
                 // What it did not take is still to be written.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let room = || poll(&mut [PollFd::new(&self.0, PollFlags::OUT)], None);
-                    rustix::io::retry_on_intr(room)?;
+                    let writable = || poll(&mut [PollFd::new(&self.0, PollFlags::OUT)], None);
+                    rustix::io::retry_on_intr(writable)?;
                 }
                 done => return done,
             }
@@ -44,12 +44,12 @@ impl<W: Write + AsFd> Patient<W> {
     }
 }
 
-impl<W: Write + AsFd> Write for Patient<W> {
+impl<W: Write + AsFd> Write for BlockingWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.when_there_is_room(|to| to.write(bytes))
+        self.retry_until_writable(|to| to.write(bytes))
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.when_there_is_room(W::flush)
+        self.retry_until_writable(W::flush)
     }
 }

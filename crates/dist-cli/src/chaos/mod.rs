@@ -18,7 +18,7 @@ use crate::parse::TransportName;
 use crate::progress::Progress;
 use crate::run::{Job, Launcher, Stream, Take, in_launcher, own_program};
 use plan::{Kind, Plan};
-use rank::Word;
+use rank::Report;
 use verdict::Verdict;
 
 #[derive(Debug, clap::Args)]
@@ -72,16 +72,16 @@ impl Arguments {
         let mut stopped = None;
         for fault in 0..self.faults {
             let plan = Plan::of(self.seed, fault, self.ranks);
-            let heard = Arc::new(Heard::new(self.ranks));
+            let heard = Arc::new(JobOutput::new(self.ranks));
             progress.doing(format!("fault {} of {}, {}", fault + 1, self.faults, plan.kind.name()));
             if let Outcome::Stopped { by, .. } = self.start(fault, &mut launcher, heard.clone())? {
                 // The job was stopped before its fault could be judged.
                 stopped = Some(Outcome::Stopped { code: by.code(), by });
                 break;
             }
-            let verdict = Verdict::of(fault, &plan, &heard.words());
+            let verdict = Verdict::of(fault, &plan, &heard.reports());
             if !verdict.is_right() {
-                heard.complain(&verdict);
+                heard.print_errors(&verdict);
             }
             if self.json {
                 print(&(serde_json::to_string(&verdict).expect("it is text and numbers") + "\n"))?;
@@ -95,7 +95,7 @@ impl Arguments {
     }
 
     /// Runs one job to its end.
-    fn start(&self, fault: u64, launcher: &mut Launcher, heard: Arc<Heard>) -> Result<Outcome, Error> {
+    fn start(&self, fault: u64, launcher: &mut Launcher, heard: Arc<JobOutput>) -> Result<Outcome, Error> {
         let own = own_program().map_err(Error::OwnProgram)?;
         let numbers = [("--ranks", self.ranks as u64), ("--seed", self.seed), ("--fault", fault)];
         let mut arguments = vec!["chaos".to_owned()];
@@ -109,54 +109,54 @@ impl Arguments {
 
 /// The reports of a job's ranks, and all other output.
 #[derive(Debug)]
-struct Heard {
-    words: Mutex<Vec<Vec<Word>>>,
+struct JobOutput {
+    reports: Mutex<Vec<Vec<Report>>>,
     /// Output that is not a report.
-    besides: Mutex<Vec<String>>,
+    other_lines: Mutex<Vec<String>>,
 }
 
-impl Heard {
+impl JobOutput {
     fn new(ranks: usize) -> Self {
-        Self { words: Mutex::new(vec![Vec::new(); ranks]), besides: Mutex::default() }
+        Self { reports: Mutex::new(vec![Vec::new(); ranks]), other_lines: Mutex::default() }
     }
 
-    fn words(&self) -> Vec<Vec<Word>> {
-        self.words.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn reports(&self) -> Vec<Vec<Report>> {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn note(&self, text: String) {
-        self.besides.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+    fn keep(&self, text: String) {
+        self.other_lines.lock().unwrap_or_else(PoisonError::into_inner).push(text);
     }
 
     /// Prints the errors of a job and its other output.
-    fn complain(&self, Verdict { fault, kind, victim, wrong, .. }: &Verdict) {
+    fn print_errors(&self, Verdict { fault, kind, victim, wrong, .. }: &Verdict) {
         let mut text = format!("fault {fault}, {} of rank {victim}: {}", kind.name(), wrong.join("; "));
-        for line in &*self.besides.lock().unwrap_or_else(PoisonError::into_inner) {
+        for line in &*self.other_lines.lock().unwrap_or_else(PoisonError::into_inner) {
             text.push_str(&format!("\n    {line}"));
         }
         say(&text);
     }
 }
 
-impl Take for Heard {
+impl Take for JobOutput {
     fn take(&self, rank: usize, stream: Stream, line: &[u8]) -> Result<(), Error> {
         match serde_json::from_slice(line) {
-            Ok(word) if stream == Stream::Output => {
-                self.words.lock().unwrap_or_else(PoisonError::into_inner)[rank].push(word);
+            Ok(report) if stream == Stream::Output => {
+                self.reports.lock().unwrap_or_else(PoisonError::into_inner)[rank].push(report);
             }
-            _ => self.note(format!("[r{rank}] {}", String::from_utf8_lossy(line).trim_end())),
+            _ => self.keep(format!("[r{rank}] {}", String::from_utf8_lossy(line).trim_end())),
         }
         Ok(())
     }
 
     fn say(&self, text: &str) {
-        self.note(text.to_owned());
+        self.keep(text.to_owned());
     }
 }
 
 /// The last line of JSON. The fields and their order are a stable contract.
 #[derive(Debug, Serialize)]
-struct All {
+struct Totals {
     faults: usize,
     right: usize,
     calls: usize,
@@ -178,7 +178,7 @@ impl Summary {
     fn json(&self) -> String {
         let right = self.0.iter().filter(|verdict| verdict.is_right()).count();
         let calls: usize = self.0.iter().map(|verdict| verdict.calls).sum();
-        serde_json::to_string(&All { faults: self.0.len(), right, calls }).expect("these are numbers")
+        serde_json::to_string(&Totals { faults: self.0.len(), right, calls }).expect("these are numbers")
     }
 
     /// Returns a table with one row for each kind of fault that occurred.

@@ -74,7 +74,7 @@ impl Plan {
     }
 
     /// Returns the rank that sends the signal to the victim.
-    pub(super) const fn doer(&self, ranks: usize) -> usize {
+    pub(super) const fn signaller(&self, ranks: usize) -> usize {
         (self.victim + 1) % ranks
     }
 }

@@ -32,7 +32,7 @@ const GONE: i32 = 7;
 
 /// A report of a rank to the process that started it, as a line of JSON.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) enum Word {
+pub(super) enum Report {
     /// The fault happens now.
     Fault { at: Duration },
     /// The calls have ended.
@@ -49,12 +49,12 @@ pub(super) struct End {
     pub(super) calls: usize,
     pub(super) wrong: usize,
     /// The error that ended the calls, if any.
-    pub(super) error: Option<Told>,
+    pub(super) error: Option<ReportedError>,
 }
 
 /// An error of a call.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Told {
+pub(super) struct ReportedError {
     /// The rank that the error names.
     pub(super) rank: Option<usize>,
     pub(super) text: String,
@@ -76,13 +76,13 @@ pub(super) fn run(plan: &Plan, config: &Config) -> Result<Outcome, Error> {
     let lasts = if plan.kind == Kind::Stall { plan.after + plan.stall + AFTERWARDS } else { TIMEOUT };
     let ended = make_calls(plan, &mut comm, &mut calls, (start, lasts), &mut end);
     end.at = now();
-    end.error = ended.err().map(|error| Told {
+    end.error = ended.err().map(|error| ReportedError {
         rank: error.peer(),
         timed_out: error.is_timeout(),
         text: error.to_string(),
     });
     let outcome = if end.error.is_some() { Outcome::Code(FAILED) } else { Outcome::Success };
-    tell(&Word::End(end));
+    send_report(&Report::End(end));
     Ok(outcome)
 }
 
@@ -100,7 +100,7 @@ fn make_calls(
         for _ in 0..CALLS_AT_ONCE {
             let passed = now().saturating_sub(start);
             if panics && passed >= plan.after {
-                tell(&Word::Fault { at: now() });
+                send_report(&Report::Fault { at: now() });
                 // As a panic does, but without its message.
                 std::panic::resume_unwind(Box::new(()));
             }
@@ -121,12 +121,12 @@ fn prepare(plan: &Plan, runtime: &Runtime, rank: usize, pids: &[u32]) -> Result<
     let does = match kind {
         Kind::Exit => is_victim,
         Kind::Panic => false,
-        _ => rank == plan.doer(pids.len()),
+        _ => rank == plan.signaller(pids.len()),
     };
     let waiting = runtime.clone();
     let watch = move || {
         wait(&waiting, HANG);
-        tell(&Word::Hang);
+        send_report(&Report::Hang);
         std::process::exit(1);
     };
     runtime.spawn("watch", watch).map_err(Error::Thread)?;
@@ -137,7 +137,7 @@ fn prepare(plan: &Plan, runtime: &Runtime, rank: usize, pids: &[u32]) -> Result<
     let waiting = runtime.clone();
     let fault = move || {
         wait(&waiting, after);
-        tell(&Word::Fault { at: now() });
+        send_report(&Report::Fault { at: now() });
         if exits {
             std::process::exit(GONE);
         }
@@ -169,8 +169,8 @@ fn now() -> Duration {
     Duration::try_from(time).unwrap_or_default()
 }
 
-fn tell(word: &Word) {
-    let line = serde_json::to_string(word).expect("it is text and numbers") + "\n";
+fn send_report(report: &Report) {
+    let line = serde_json::to_string(report).expect("it is text and numbers") + "\n";
     // If the report is lost, the verdict says that this rank sent none.
     let _ = print(&line);
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::plan::{Kind, Plan};
-use super::rank::{End, Word};
+use super::rank::{End, Report};
 
 /// One fault and its consequences. The fields and their order are a stable contract.
 #[derive(Debug, Clone, Serialize)]
@@ -23,22 +23,24 @@ pub(super) struct Verdict {
 
 impl Verdict {
     /// Judges the reports of all ranks.
-    pub(super) fn of(fault: u64, plan: &Plan, words: &[Vec<Word>]) -> Self {
+    pub(super) fn of(fault: u64, plan: &Plan, reports: &[Vec<Report>]) -> Self {
         let Plan { kind, victim, .. } = *plan;
         let mut verdict = Self { fault, kind, victim, calls: 0, heard_ms: Vec::new(), wrong: Vec::new() };
-        let at = words.iter().flatten().find_map(|word| match word {
-            Word::Fault { at } => Some(*at),
+        let at = reports.iter().flatten().find_map(|report| match report {
+            Report::Fault { at } => Some(*at),
             _ => None,
         });
         let Some(at) = at else {
             verdict.wrong.push("the fault did not happen".to_owned());
             return verdict;
         };
-        for (rank, words) in words.iter().enumerate() {
-            if words.iter().any(|word| matches!(word, Word::Hang)) {
+        for (rank, reports) in reports.iter().enumerate() {
+            if reports.iter().any(|report| matches!(report, Report::Hang)) {
                 verdict.wrong.push(format!("rank {rank} hung in a call after its deadline"));
             }
-            let end = words.iter().find_map(|word| if let Word::End(end) = word { Some(end) } else { None });
+            let end = reports
+                .iter()
+                .find_map(|report| if let Report::End(end) = report { Some(end) } else { None });
             match end {
                 Some(end) => verdict.judge(rank, end, at),
                 None if rank == victim && kind != Kind::Stall => {}
@@ -81,7 +83,7 @@ impl Verdict {
 mod tests {
     use rstest::rstest;
 
-    use super::super::rank::Told;
+    use super::super::rank::ReportedError;
     use super::*;
 
     const AT: Duration = Duration::from_millis(500);
@@ -90,10 +92,11 @@ mod tests {
         Plan { kind, victim: 1, after: Duration::ZERO, stall: Duration::ZERO, calls: 0 }
     }
 
-    fn end(named: Option<usize>, wrong: usize) -> Word {
-        let told = |rank| Told { rank: Some(rank), text: "it died".to_owned(), timed_out: rank == 2 };
+    fn end(named: Option<usize>, wrong: usize) -> Report {
+        let reported =
+            |rank| ReportedError { rank: Some(rank), text: "it died".to_owned(), timed_out: rank == 2 };
         let at = AT + Duration::from_millis(3);
-        Word::End(End { at, calls: 10, wrong, error: named.map(told) })
+        Report::End(End { at, calls: 10, wrong, error: named.map(reported) })
     }
 
     #[rstest]
@@ -102,19 +105,19 @@ mod tests {
     #[case(Kind::Stop, vec![], end(Some(2), 0), Some("rank 2 detected the fault only at its deadline: it died"))]
     #[case(Kind::Kill, vec![], end(None, 0), Some("rank 2 did not detect the fault"))]
     #[case(Kind::Kill, vec![], end(Some(1), 3), Some("3 of rank 2's 10 results are wrong"))]
-    #[case(Kind::Kill, vec![], Word::Hang, Some("rank 2 hung in a call after its deadline; rank 2 ended without a report"))]
+    #[case(Kind::Kill, vec![], Report::Hang, Some("rank 2 hung in a call after its deadline; rank 2 ended without a report"))]
     #[case(Kind::Stall, vec![], end(None, 0), Some("rank 1 ended without a report"))]
     #[case(Kind::Stall, vec![end(None, 0)], end(None, 0), None)]
     #[case(Kind::Stall, vec![end(None, 0)], end(Some(1), 0), Some("rank 2 failed, although no rank had died: it died"))]
     fn every_error_in_the_reports_is_named(
         #[case] kind: Kind,
-        #[case] victim: Vec<Word>,
-        #[case] other: Word,
+        #[case] victim: Vec<Report>,
+        #[case] other: Report,
         #[case] expected: Option<&str>,
     ) {
         let first = if kind == Kind::Stall { end(None, 0) } else { end(Some(1), 0) };
-        let words = [vec![Word::Fault { at: AT }, first], victim, vec![other]];
-        let verdict = Verdict::of(0, &plan(kind), &words);
+        let reports = [vec![Report::Fault { at: AT }, first], victim, vec![other]];
+        let verdict = Verdict::of(0, &plan(kind), &reports);
         assert_eq!(verdict.wrong.join("; "), expected.unwrap_or_default());
         assert_eq!(verdict.is_right(), expected.is_none());
         assert!(verdict.heard_ms.iter().all(|&ms| (ms - 3.0).abs() < 1e-9), "{verdict:?}");

@@ -116,18 +116,18 @@ impl Started {
 
     /// Reaps ended children that are not ranks: processes that ranks have left behind and that this process
     /// has adopted.
-    pub(super) fn reap_strays(&self) {
-        reap_but(&self.lock());
+    pub(super) fn reap_orphans(&self) {
+        reap_all_except(&self.lock());
     }
 
     /// Returns `true` if a process exists that a rank has left behind outside of its process group.
-    pub(super) fn has_strays(&self) -> bool {
-        !reap_but(&self.lock()).is_empty()
+    pub(super) fn has_orphans(&self) -> bool {
+        !reap_all_except(&self.lock()).is_empty()
     }
 
     /// Ends adopted processes that ranks have left behind outside of their process groups.
-    pub(super) fn end_strays(&self) {
-        end_but(&self.lock());
+    pub(super) fn end_orphans(&self) {
+        end_all_except(&self.lock());
     }
 
     /// Ends all ranks, their process groups and the adopted processes. While the guard lives, no other thread
@@ -135,45 +135,45 @@ impl Started {
     pub(super) fn end_all(&self) -> MutexGuard<'_, HashSet<Pid>> {
         let started = self.lock();
         started.iter().for_each(|&rank| signal_group(rank, Signal::KILL));
-        end_but(&HashSet::new());
+        end_all_except(&HashSet::new());
         started
     }
 }
 
 /// Time for processes outside their rank's group to end after SIGTERM.
-const STRAY_GRACE: Duration = Duration::from_millis(100);
+const ORPHAN_GRACE: Duration = Duration::from_millis(100);
 /// Time for killed processes to disappear.
-const STRAY_LIMIT: Duration = Duration::from_secs(5);
+const ORPHAN_LIMIT: Duration = Duration::from_secs(5);
 /// Interval between two checks for them.
-const STRAY_POLL: Duration = Duration::from_millis(2);
+const ORPHAN_POLL: Duration = Duration::from_millis(2);
 
 /// Ends all children of this process except these. This process adopts the children of one that ends.
-fn end_but(these: &HashSet<Pid>) {
+fn end_all_except(these: &HashSet<Pid>) {
     let runtime = Runtime::system();
-    let (grace, limit) = (runtime.deadline(STRAY_GRACE), runtime.deadline(STRAY_LIMIT));
+    let (grace, limit) = (runtime.deadline(ORPHAN_GRACE), runtime.deadline(ORPHAN_LIMIT));
     let (mut asked, mut killed) = (HashSet::new(), HashSet::new());
     loop {
-        let strays = reap_but(these);
-        if strays.is_empty() || runtime.expired(limit) {
+        let orphans = reap_all_except(these);
+        if orphans.is_empty() || runtime.expired(limit) {
             break;
         }
-        for stray in strays {
+        for orphan in orphans {
             // `kill` fails only if the process has ended. Its id is not reused before it is reaped here.
             if runtime.expired(grace) {
-                let _ = kill_process(stray, Signal::KILL);
-                killed.insert(stray);
-            } else if asked.insert(stray) {
-                let _ = kill_process(stray, Signal::TERM);
+                let _ = kill_process(orphan, Signal::KILL);
+                killed.insert(orphan);
+            } else if asked.insert(orphan) {
+                let _ = kill_process(orphan, Signal::TERM);
             }
         }
-        runtime.sleep(STRAY_POLL);
+        runtime.sleep(ORPHAN_POLL);
     }
     // A killed process may have been the launcher of another job.
     killed.into_iter().for_each(secret::remove_files_of);
 }
 
 /// Reaps all ended children of this process except these, and returns the children that still run.
-fn reap_but(these: &HashSet<Pid>) -> Vec<Pid> {
+fn reap_all_except(these: &HashSet<Pid>) -> Vec<Pid> {
     let others = children().into_iter().filter(|child| !these.contains(child));
     others.filter(|&child| matches!(waitpid(Some(child), WaitOptions::NOHANG), Ok(None))).collect()
 }
@@ -236,20 +236,20 @@ pub(super) fn wait_for_end(pid: Pid) -> io::Result<()> {
 /// script that it belongs to, was started as a job by a process of the same session. Otherwise its process
 /// group is orphaned, and the kernel ignores SIGTSTP for it. Without /proc, this returns `true`.
 pub(super) fn can_be_continued() -> bool {
-    Kin::of("self").is_none_or(|own| own.is_in_a_job(Kin::of))
+    ProcessRelations::of("self").is_none_or(|own| own.is_in_a_job(ProcessRelations::of))
 }
 
 /// The relations of a process. The group and the session are 0 if their leader is invisible, as in a
 /// container.
 #[derive(Clone, Copy)]
-struct Kin {
+struct ProcessRelations {
     process: u32,
     parent: u32,
     group: u32,
     session: u32,
 }
 
-impl Kin {
+impl ProcessRelations {
     /// Reads the relations of a process from /proc.
     fn of(process: impl Display) -> Option<Self> {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
@@ -265,17 +265,17 @@ impl Kin {
     }
 
     /// Returns `true` if an ancestor of this process has the same session but another group.
-    fn is_in_a_job(self, kin_of: impl Fn(u32) -> Option<Self>) -> bool {
-        let mut kin = self;
+    fn is_in_a_job(self, relations_of: impl Fn(u32) -> Option<Self>) -> bool {
+        let mut relations = self;
         // The parent of the session leader is in another session.
-        while kin.process != self.session {
-            kin = match kin_of(kin.parent) {
+        while relations.process != self.session {
+            relations = match relations_of(relations.parent) {
                 Some(parent) if parent.session != self.session => return false,
                 Some(parent) if parent.group != self.group => return true,
                 Some(parent) => parent,
                 // The parent may be hidden because another user owns it, as with sudo. The session leader is
                 // then still further up. Init, and the first process of a container, have no jobs.
-                None => return kin.parent > 1,
+                None => return relations.parent > 1,
             };
         }
         false
@@ -353,11 +353,11 @@ mod tests {
         #[case] processes: &[[u32; 4]],
         #[case] can: bool,
     ) {
-        let kin_of = |id| {
+        let relations_of = |id| {
             let &[process, parent, group, session] = processes.iter().find(|[process, ..]| *process == id)?;
-            Some(Kin { process, parent, group, session })
+            Some(ProcessRelations { process, parent, group, session })
         };
-        assert_eq!(kin_of(processes[0][0]).unwrap().is_in_a_job(kin_of), can);
+        assert_eq!(relations_of(processes[0][0]).unwrap().is_in_a_job(relations_of), can);
     }
 
     #[rstest]

@@ -48,7 +48,7 @@ const THREADS: &str = "RAYON_NUM_THREADS";
 const CHOSEN_THREADS: &str = "DISTCTL_THREADS";
 
 /// Sets the number of threads for one of `ranks` ranks on this machine, unless the user has set it.
-pub(super) fn tell_threads(command: &mut Command, ranks: usize) {
+pub(super) fn set_threads(command: &mut Command, ranks: usize) {
     if command.get_envs().any(|(name, _)| name == THREADS) {
         return;
     }

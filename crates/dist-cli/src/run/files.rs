@@ -21,9 +21,9 @@ pub(crate) const fn needed(ranks: usize, hosted: usize, logs: usize) -> u64 {
 
 /// The limit of open files before [`raise`](Self::raise).
 #[derive(Debug)]
-pub(super) struct Before(Option<u64>);
+pub(super) struct OriginalLimit(Option<u64>);
 
-impl Before {
+impl OriginalLimit {
     /// Raises this process's limit to the maximum.
     pub(super) fn raise() -> Self {
         let limit = getrlimit(Resource::Nofile);
@@ -33,7 +33,7 @@ impl Before {
     }
 
     /// Passes the original limit to a rank.
-    pub(super) fn tell(&self, command: &mut Command) {
+    pub(super) fn set_env(&self, command: &mut Command) {
         command.envs(self.0.map(|files| (FILES, files.to_string())));
     }
 }

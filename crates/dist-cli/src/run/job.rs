@@ -10,13 +10,13 @@ use dist_transport::Runtime;
 use dist_transport::process::Config;
 use dist_transport::runtime::{Mailbox, Receiver, Task};
 
-use super::again;
 use super::child::{self, Started};
 use super::cores::{self, Bind};
 use super::files;
 use super::front::in_launcher;
 use super::lines::{Forward, Take};
 use super::meeting::{Meeting, Nodes};
+use super::restart;
 use super::signals::watch_signals;
 use super::watch::{Ended, Event, LAST_WORDS, PATIENCE, Watch};
 use crate::Error;
@@ -60,7 +60,7 @@ pub(crate) struct Launcher {
     runtime: Runtime,
     events: Mailbox<Event>,
     inbox: Receiver<Event>,
-    files: files::Before,
+    files: files::OriginalLimit,
     started: Started,
 }
 
@@ -80,7 +80,7 @@ impl Launcher {
         let started = Started::default();
         let signalled = events.clone();
         watch_signals(&runtime, move |signal| signalled.send(Event::Signalled(signal)), &started)?;
-        Ok(Self { runtime, events, inbox, files: files::Before::raise(), started })
+        Ok(Self { runtime, events, inbox, files: files::OriginalLimit::raise(), started })
     }
 }
 
@@ -173,7 +173,9 @@ impl Job {
     ) -> NextStart {
         match &self.nodes {
             Some(nodes) if nodes.index > 0 => {
-                again::follow(nodes, failed, self.restarts, runtime, inbox, |words| voice.send(words))
+                restart::follow_first_machine(nodes, failed, self.restarts, runtime, inbox, |words| {
+                    voice.send(words)
+                })
             }
             _ => NextStart::Number(failed + 1),
         }
@@ -201,7 +203,7 @@ impl Job {
         meeting: Meeting,
         runtime: &Runtime,
         (events, inbox): (&Mailbox<Event>, &mut Receiver<Event>),
-        (files, started): (&files::Before, &Started),
+        (files, started): (&files::OriginalLimit, &Started),
         (voice, take): (&Mailbox<String>, &Arc<dyn Take>),
     ) -> Result<Ended, Error> {
         let limits = [self.last_words, self.grace];
@@ -222,18 +224,18 @@ impl Job {
         &self,
         local: usize,
         meeting: &Meeting,
-        files: &files::Before,
+        files: &files::OriginalLimit,
         started: &Started,
     ) -> Result<Child, Error> {
         let rank = self.first + local;
         let failed = |source| Error::Start { program: self.program.clone(), rank, source };
         let mut command = child::command(&self.program, &self.arguments).map_err(failed)?;
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
-        meeting.tell(&mut command);
-        files.tell(&mut command);
+        meeting.set_env(&mut command);
+        files.set_env(&mut command);
         command.env("RANK", rank.to_string()).env("LOCAL_RANK", local.to_string());
         command.env("LOCAL_WORLD_SIZE", self.ranks.to_string());
-        cores::tell_threads(&mut command, self.ranks);
+        cores::set_threads(&mut command, self.ranks);
         if let Some(cores) = cores::of_rank(self.bind, local, self.ranks) {
             command.env(cores::CORES, cores);
         }

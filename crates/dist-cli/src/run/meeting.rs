@@ -14,7 +14,7 @@ use crate::Error;
 use crate::address::Address;
 
 /// Variables of a surrounding launcher's job, which would mislead the ranks of this job.
-const FOREIGN: [&str; 4] =
+const FOREIGN_VARIABLES: [&str; 4] =
     ["DIST_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"];
 
 /// The machines of a job. Each of them starts the same program with the same number of ranks.
@@ -39,7 +39,7 @@ impl Nodes {
 }
 
 /// Time limit of reporting ended ranks to the coordinator on another machine.
-const TELL_LIMIT: Duration = Duration::from_secs(60);
+const REPORT_LIMIT: Duration = Duration::from_secs(60);
 
 /// The rendezvous of one start of a job.
 #[derive(Debug)]
@@ -112,8 +112,8 @@ impl Meeting {
     }
 
     /// Sets the variables that describe the job to a rank, and removes those of a surrounding launcher's job.
-    pub(super) fn tell(&self, command: &mut Command) {
-        for variable in FOREIGN {
+    pub(super) fn set_env(&self, command: &mut Command) {
+        for variable in FOREIGN_VARIABLES {
             command.env_remove(variable);
         }
         command.env("WORLD_SIZE", self.world_size.to_string());
@@ -129,22 +129,26 @@ impl Meeting {
 
     /// Reports to the coordinator that the processes of these ranks have ended. If the coordinator is on
     /// another machine, a thread does that, which is returned.
-    pub(super) fn tell_ended(&self, ranks: Vec<usize>, runtime: &Runtime) -> Result<Option<Task<()>>, Error> {
+    pub(super) fn report_ended(
+        &self,
+        ranks: Vec<usize>,
+        runtime: &Runtime,
+    ) -> Result<Option<Task<()>>, Error> {
         if let Some(coordinator) = &self.coordinator {
             ranks.into_iter().for_each(|rank| coordinator.record_ended(rank));
             return Ok(None);
         }
         let Some(&first) = ranks.first() else { return Ok(None) };
         let config = Config::new(first, self.world_size, &self.address.to_string())?;
-        let config = config.with_external_coordinator().with_job(&self.job).with_timeout(TELL_LIMIT);
+        let config = config.with_external_coordinator().with_job(&self.job).with_timeout(REPORT_LIMIT);
         let config = config.with_secret(self.secret.secret().clone());
-        let tell = move || {
+        let report = move || {
             if let Err(error) = Coordinator::tell_ended(&config, &ranks) {
                 // This is also the case if the job on the first machine is over.
                 tracing::debug!(%error, ?ranks, "the coordinator was not told that these ranks have ended");
             }
         };
-        runtime.spawn("ended", tell).map(Some).map_err(Error::Thread)
+        runtime.spawn("ended", report).map(Some).map_err(Error::Thread)
     }
 
     /// Returns `true` if the coordinator is in this process.

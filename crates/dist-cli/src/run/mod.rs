@@ -1,7 +1,6 @@
 //! `distctl run`: starts a program once per rank on this machine, on several machines with one `distctl`
 //! each, or on hosts over ssh.
 
-mod again;
 mod child;
 mod cores;
 mod files;
@@ -11,6 +10,7 @@ mod job;
 mod lines;
 mod meeting;
 mod numa;
+mod restart;
 mod secret;
 mod signals;
 mod watch;

@@ -38,7 +38,7 @@ pub(super) fn watch_signals(
         end_if_abandoned(&started);
         for signal in signals.forever() {
             match signal {
-                SIGCHLD => started.reap_strays(),
+                SIGCHLD => started.reap_orphans(),
                 // The kernel sends SIGCONT when the front process ends.
                 SIGCONT => end_if_abandoned(&started),
                 signal => tell(signal),

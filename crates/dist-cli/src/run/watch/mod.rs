@@ -25,7 +25,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// Poll interval for the coordinator's record and for the end of forwarding threads, which send no event.
 const POLL: Duration = Duration::from_millis(5);
 /// Time at the end of a job for reporting ended ranks to the first machine.
-const TELL_AT_END: Duration = Duration::from_millis(250);
+const REPORT_AT_END: Duration = Duration::from_millis(250);
 /// Time after a failure for which the coordinator stays up, so that ranks of other machines learn of the
 /// failure.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -52,7 +52,7 @@ pub(super) struct Watch {
     stopped: Option<Stop>,
     started: Started,
     /// The threads that report ended ranks to a coordinator on another machine.
-    telling: Vec<Task<()>>,
+    reports: Vec<Task<()>>,
 }
 
 /// The result of a job's ranks on this machine.
@@ -98,7 +98,7 @@ impl Watch {
             code: None,
             stopped: None,
             started: started.clone(),
-            telling: Vec::new(),
+            reports: Vec::new(),
         }
     }
 
@@ -133,15 +133,15 @@ impl Watch {
             self.kill_all();
             return Err(error);
         }
-        self.started.end_strays();
+        self.started.end_orphans();
         self.await_record(inbox);
         self.name_cause();
         self.await_other_machines(inbox);
         self.await_output(inbox);
-        let end = self.runtime.deadline(TELL_AT_END);
-        for telling in self.telling.drain(..) {
+        let end = self.runtime.deadline(REPORT_AT_END);
+        for report in self.reports.drain(..) {
             // The report fails if the job on the first machine is over or has not begun.
-            let _ = telling.join_by(end);
+            let _ = report.join_by(end);
         }
         let failures = self.failures.iter().map(|&(rank, status)| (rank, child::exit_code(status))).collect();
         let culprit = self.meeting.aborted().map(|abort| abort.rank);
@@ -190,7 +190,7 @@ impl Watch {
                 event => self.pass_on(event),
             }
         }
-        self.tell_ended(statuses.iter().map(|(rank, _)| *rank).collect())?;
+        self.report_ended(statuses.iter().map(|(rank, _)| *rank).collect())?;
         let (killed, ended): (Vec<_>, Vec<_>) = statuses
             .into_iter()
             .filter(|(_, status)| !status.success())
@@ -202,11 +202,11 @@ impl Watch {
         if let Phase::Running = self.phase {
             self.phase = Phase::LastWords(self.runtime.deadline(self.last_words));
         }
-        if !matches!(self.phase, Phase::LastWords(_)) || self.blamed().is_some() {
+        if !matches!(self.phase, Phase::LastWords(_)) || self.failed_culprit().is_some() {
             self.name_cause();
         }
         if let Phase::LastWords(_) = self.phase
-            && self.only_the_silent_are_left()
+            && self.only_an_unresponsive_rank_runs()
         {
             self.escalate()?;
         }
@@ -216,16 +216,16 @@ impl Watch {
     /// Reports ended ranks to the coordinator, so that no rank waits for them to join. An ended rank may have
     /// left a process behind that joins in its place. If such a process exists, its rank is unknown, and
     /// nothing is reported.
-    fn tell_ended(&mut self, ranks: Vec<usize>) -> Result<(), Error> {
-        if !self.started.has_strays() {
-            self.telling.extend(self.meeting.tell_ended(ranks, &self.runtime)?);
+    fn report_ended(&mut self, ranks: Vec<usize>) -> Result<(), Error> {
+        if !self.started.has_orphans() {
+            self.reports.extend(self.meeting.report_ended(ranks, &self.runtime)?);
         }
         Ok(())
     }
 
     /// Returns `true` if the only running rank is one that does not respond and from which no report is
     /// expected.
-    fn only_the_silent_are_left(&self) -> bool {
+    fn only_an_unresponsive_rank_runs(&self) -> bool {
         let silent = self.meeting.aborted().filter(|abort| abort.cause == Cause::Silent);
         let silent = silent.and_then(|abort| self.ranks.get(abort.rank.checked_sub(self.first)?));
         matches!(silent, Some(Some(_))) && self.running().count() == 1
@@ -233,7 +233,7 @@ impl Watch {
 
     /// Returns the failed rank of this machine that the coordinator names as the cause, with its status.
     /// Ranks that report the failure may end before that rank does.
-    fn blamed(&self) -> Option<(usize, ExitStatus, Abort)> {
+    fn failed_culprit(&self) -> Option<(usize, ExitStatus, Abort)> {
         let abort = self.meeting.aborted()?;
         let failure = self.failures.iter().find(|(rank, _)| *rank == abort.rank);
         failure.map(|&(rank, status)| (rank, status, abort))
@@ -324,7 +324,7 @@ impl Watch {
         let Some(&(first, first_status)) = self.failures.first().filter(|_| self.code.is_none()) else {
             return;
         };
-        let (status, text) = match self.blamed() {
+        let (status, text) = match self.failed_culprit() {
             Some((rank, status, abort)) => {
                 let cause = match &abort.cause {
                     // The coordinator cannot know which of the two ranks is wrong.
@@ -352,7 +352,7 @@ impl Watch {
             // While ranks run, `watch` handles this event.
             Event::Ended(_) => None,
             Event::Unwritable(error) => {
-                self.output_is_gone(&error);
+                self.handle_output_error(&error);
                 None
             }
             Event::Signalled(SIGTSTP) => {
@@ -385,7 +385,7 @@ impl Watch {
     fn pass_on(&mut self, event: Event) {
         let Some(signal) = self.hear(event) else { return };
         self.name_cause();
-        self.say_passed_on(signal);
+        self.say_forwarded(signal);
         if let Some(signal) = Signal::from_named_raw(signal) {
             self.end_with(signal);
         }
@@ -396,12 +396,12 @@ impl Watch {
         if let Some(named) = Signal::from_named_raw(signal)
             && self.running().next().is_some()
         {
-            self.say_passed_on(signal);
+            self.say_forwarded(signal);
             self.running().for_each(|running| running.signal(named));
         }
     }
 
-    fn say_passed_on(&self, signal: i32) {
+    fn say_forwarded(&self, signal: i32) {
         self.say(&format!("{}: forwarded to every rank", child::signal_name(signal)));
     }
 
@@ -417,7 +417,7 @@ impl Watch {
         }
     }
 
-    fn output_is_gone(&mut self, error: &Error) {
+    fn handle_output_error(&mut self, error: &Error) {
         let words = match error.is_unread() {
             true => "the reader of the output has closed it".to_owned(),
             false => error.with_causes(),

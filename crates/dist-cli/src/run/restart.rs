@@ -26,7 +26,7 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 
 /// Waits until the first machine has begun a later start than the failed one, and as long as it is still in
 /// the failed one.
-pub(super) fn follow(
+pub(super) fn follow_first_machine(
     nodes: &Nodes,
     failed: u16,
     last: u16,
@@ -41,13 +41,13 @@ pub(super) fn follow(
         let hosts: Vec<SocketAddr> = hosts.map_or_else(|_| Vec::new(), Iterator::collect);
         // The first machine is in one start at a time. While the port of the failed start is open, a listener
         // at a later port belongs to another program.
-        let still_there = is_listened_to(&hosts, nodes.port(failed));
+        let still_there = is_listening(&hosts, nodes.port(failed));
         if still_there {
             patience = runtime.deadline(BETWEEN_STARTS);
         }
         let later = if still_there { 0..0 } else { failed + 1..last.saturating_add(1) };
         for start in later {
-            if is_listened_to(&hosts, nodes.port(start)) {
+            if is_listening(&hosts, nodes.port(start)) {
                 return NextStart::Number(start);
             }
             if runtime.expired(patience) {
@@ -58,21 +58,21 @@ pub(super) fn follow(
                 ));
                 return NextStart::Never;
             }
-            if let Some(signal) = told_to_end(inbox, runtime.deadline(Duration::ZERO), &say) {
+            if let Some(signal) = wait_for_signal(inbox, runtime.deadline(Duration::ZERO), &say) {
                 return NextStart::Stopped(signal);
             }
         }
         if !std::mem::replace(&mut has_waited, true) {
             say("waiting until machine 0 restarts the job".to_owned());
         }
-        if let Some(signal) = told_to_end(inbox, runtime.deadline(LOOK_AGAIN), &say) {
+        if let Some(signal) = wait_for_signal(inbox, runtime.deadline(LOOK_AGAIN), &say) {
             return NextStart::Stopped(signal);
         }
     }
 }
 
 /// Returns `true` if a coordinator accepts connections. Sends nothing to it.
-fn is_listened_to(hosts: &[SocketAddr], port: u16) -> bool {
+fn is_listening(hosts: &[SocketAddr], port: u16) -> bool {
     hosts.iter().any(|&host| {
         let connect = |at: SocketAddr| -> io::Result<bool> {
             let stream = TcpStream::connect_timeout(&at, CONNECT_LIMIT)?;
@@ -86,7 +86,7 @@ fn is_listened_to(hosts: &[SocketAddr], port: u16) -> bool {
 
 /// Handles events until the deadline. Returns the signal that ends the job, if one arrives. There are no
 /// ranks to forward it to.
-fn told_to_end(inbox: &mut Receiver<Event>, deadline: Deadline, say: impl Fn(String)) -> Option<i32> {
+fn wait_for_signal(inbox: &mut Receiver<Event>, deadline: Deadline, say: impl Fn(String)) -> Option<i32> {
     while let Ok(event) = inbox.receive(Some(deadline)) {
         match event {
             Event::Signalled(SIGTSTP) => {
