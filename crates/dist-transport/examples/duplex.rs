@@ -48,7 +48,8 @@ fn numbers(sizes: &[String]) -> io::Result<Vec<usize>> {
     sizes.iter().map(parse).collect()
 }
 
-/// Both processes make the same calls: the size alone decides how often.
+/// Measures round trips. Both processes make the same calls: the number of repetitions depends only on the
+/// size.
 fn measure(mut stream: TcpStream, sizes: &[usize], prints: bool) -> io::Result<()> {
     let _ = SockRef::from(&stream).set_tcp_congestion(b"reno");
     stream.set_nodelay(true)?;

@@ -24,7 +24,8 @@ fn main() -> Result<(), Error> {
         println!("the ranks share no memory");
         return Ok(());
     };
-    // SAFETY: all ranks do the same calls, and see what a rank has published once they have waited for its signal.
+    // SAFETY: all ranks make the same calls, and read the data of a rank only after they have waited for its
+    // signal.
     let mut shm_group = unsafe { Unchecked::new(shm_group) };
     println!("rank {rank}: {:?}", shm_group.shared());
     for (bytes, calls) in [(0, CALLS), (8, CALLS), (1024, CALLS / 2), (64 << 10, CALLS / 20)] {
@@ -46,7 +47,7 @@ fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// Publishes this rank's bytes, and adds up those of all ranks.
+/// Publishes this rank's bytes, and adds up the bytes of all ranks.
 fn call(
     shm_group: &mut Unchecked<'_>,
     peers: &[usize],

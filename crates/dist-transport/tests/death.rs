@@ -1,4 +1,4 @@
-//! Deaths of real processes: every survivor is told at once, and names the same rank.
+//! Deaths of real processes: every survivor gets an error at once, and names the same rank.
 #![cfg(all(feature = "shm", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::print_stdout, reason = "the processes of a test tell each other by their output")]
@@ -21,7 +21,7 @@ const ENDING: &str = "DIST_TEST_ENDING";
 /// The medium of the ranks.
 const MEDIUM: &str = "DIST_TRANSPORT";
 
-/// One rank: sends words round a ring until an error; the victim ends at the hundredth.
+/// Runs one rank: sends words around a ring until an error. The victim ends at the hundredth.
 fn rank(victim: usize) {
     let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     let rank = transport.rank();
@@ -56,7 +56,7 @@ fn end(how: &str) {
         }
         "exit" => std::process::exit(7),
         "abort" => std::process::abort(),
-        _ => unreachable!("no such ending"),
+        _ => unreachable!("there is no other ending"),
     }
 }
 
@@ -77,9 +77,9 @@ fn every_survivor_names_the_rank_that_died(
     }
 }
 
-/// One rank of four, of which the third is killed. Rank 0, which hosts the coordinator, ends its process as
-/// soon as it knows.
-fn rank_beside_a_host_that_ends_at_once() {
+/// Runs one rank of four. The third is killed. Rank 0, which hosts the coordinator, ends its process as soon
+/// as it gets the error.
+fn rank_in_a_world_whose_rank_0_ends_at_once() {
     let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     let rank = transport.rank();
     let error = (0..).find_map(|round| {
@@ -101,12 +101,12 @@ fn rank_beside_a_host_that_ends_at_once() {
 
 /// It is a matter of microseconds, so one job may pass by chance.
 #[rstest]
-fn every_rank_is_told_who_died_although_rank_0_ends_at_once(
+fn every_rank_names_the_dead_one_although_rank_0_ends_at_once(
     #[values("tcp", "shm")] medium: &str,
     #[values(0, 1, 2, 3)] _job: usize,
 ) {
     if process::rank().is_some() {
-        return rank_beside_a_host_that_ends_at_once();
+        return rank_in_a_world_whose_rank_0_ends_at_once();
     }
     let name = std::thread::current().name().unwrap().to_owned();
     let job = process::ranks_with(4, &name, LIMIT, &[(MEDIUM, medium)]);
@@ -116,8 +116,8 @@ fn every_rank_is_told_who_died_although_rank_0_ends_at_once(
     }
 }
 
-/// One rank of three, of which one gives up and ends its process.
-fn rank_beside_one_that_gives_up(who: usize) {
+/// Runs one rank of three. One of them aborts and ends its process.
+fn rank_in_a_world_with_an_abort(who: usize) {
     let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     let deadline = transport.runtime().deadline(LIMIT);
     if transport.rank().index() == who {
@@ -133,18 +133,18 @@ fn rank_beside_one_that_gives_up(who: usize) {
 
 /// Rank 0 hosts the coordinator.
 #[rstest]
-fn a_rank_that_gives_up_and_ends_at_once_has_said_why(#[values("0", "2")] who: &str) {
+fn a_rank_that_aborts_and_ends_at_once_has_sent_its_reason(#[values("0", "2")] who: &str) {
     if process::rank().is_some() {
-        return rank_beside_one_that_gives_up(std::env::var(VICTIM).unwrap().parse().unwrap());
+        return rank_in_a_world_with_an_abort(std::env::var(VICTIM).unwrap().parse().unwrap());
     }
     let name = std::thread::current().name().unwrap().to_owned();
     process::ranks_with(3, &name, LIMIT, &[(VICTIM, who)]).assert_success();
 }
 
-/// The process whose descriptors are kept open, as by the child of a fork.
+/// The process whose descriptors stay open in another process, as in the child of a fork.
 const KEPT: &str = "DIST_TEST_KEPT";
 
-/// Takes the descriptors of another process, reports it, and keeps them until this test is over.
+/// Duplicates the descriptors of another process, reports that, and holds them until this test is over.
 fn keep_descriptors(of: i32) {
     use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
     let process = pidfd_open(Pid::from_raw(of).unwrap(), PidfdFlags::empty()).unwrap();
@@ -155,12 +155,12 @@ fn keep_descriptors(of: i32) {
     runtime.sleep(2 * LIMIT);
 }
 
-/// One rank of three, of which one is killed while its descriptors stay open.
+/// Runs one rank of three. One of them is killed while its descriptors stay open.
 #[allow(
     clippy::zombie_processes,
     reason = "the process that starts the holder is killed, and the test ends the holder"
 )]
-fn rank_beside_one_whose_descriptors_stay(victim: usize) {
+fn rank_in_a_world_with_open_descriptors(victim: usize) {
     use std::io::{BufRead, BufReader};
     let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     let (rank, deadline) = (transport.rank(), transport.runtime().deadline(LIMIT));
@@ -191,9 +191,10 @@ fn rank_beside_one_whose_descriptors_stay(victim: usize) {
     assert_eq!((abort.rank, abort.cause), (victim, cause));
 }
 
-/// If only its connections told its end, it would count as silent two seconds later.
+/// If only the end of its connections revealed its death, the rank would be reported as silent two seconds
+/// later.
 #[rstest]
-fn a_rank_whose_descriptors_a_child_keeps_open_dies_at_once(
+fn a_dead_rank_whose_descriptors_stay_open_in_a_child_is_reported_at_once(
     #[values("0", "2")] victim: &str,
     #[values("tcp", "shm")] medium: &str,
 ) {
@@ -201,7 +202,7 @@ fn a_rank_whose_descriptors_a_child_keeps_open_dies_at_once(
         return keep_descriptors(kept.parse().unwrap());
     }
     if process::rank().is_some() {
-        return rank_beside_one_whose_descriptors_stay(std::env::var(VICTIM).unwrap().parse().unwrap());
+        return rank_in_a_world_with_open_descriptors(std::env::var(VICTIM).unwrap().parse().unwrap());
     }
     let name = std::thread::current().name().unwrap().to_owned();
     let job = process::ranks_with(3, &name, LIMIT, &[(VICTIM, victim), (MEDIUM, medium)]);
@@ -216,7 +217,7 @@ fn a_rank_whose_descriptors_a_child_keeps_open_dies_at_once(
     }
 }
 
-/// One rank: enters one barrier after the other in shared memory until an error; the victim ends at the
+/// Runs one rank: enters one barrier after the other in shared memory until an error. The victim ends at the
 /// hundredth.
 fn rank_in_shared_memory(victim: usize) {
     let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
@@ -260,13 +261,13 @@ fn every_survivor_in_shared_memory_names_the_rank_that_died(
     }
 }
 
-/// One rank of three, of which the second stops without ending.
-fn rank_beside_a_stopped_one() {
+/// Runs one rank of three. The second stops without ending.
+fn rank_in_a_world_with_a_stopped_rank() {
     let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     let rank = transport.rank();
     if rank.index() == 1 {
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP).unwrap();
-        // The signal may reach another thread first, and this one must do nothing more meanwhile.
+        // The signal may reach another thread first. This thread must do nothing more in that time.
         loop {
             transport.runtime().park(None);
         }
@@ -282,8 +283,8 @@ fn rank_beside_a_stopped_one() {
     );
 }
 
-/// One rank of two, of which one is stopped and continues when the other lets it.
-fn rank_that_is_stopped_for_a_while(whom: usize) {
+/// Runs one rank of two. One of them is stopped and continues when the other lets it.
+fn rank_in_a_world_with_a_temporary_stop(whom: usize) {
     let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     let (me, other) = (transport.rank().index(), transport.rank().right().index());
     let deadline = transport.runtime().deadline(LIMIT);
@@ -310,7 +311,7 @@ fn rank_that_is_stopped_for_a_while(whom: usize) {
 #[rstest]
 fn a_rank_that_may_be_stopped_for_a_while_goes_on_afterwards(#[values(0, 1)] whom: usize) {
     if process::rank().is_some() {
-        return rank_that_is_stopped_for_a_while(whom);
+        return rank_in_a_world_with_a_temporary_stop(whom);
     }
     let name = std::thread::current().name().unwrap().to_owned();
     process::ranks_with(2, &name, LIMIT, &[("DIST_LIVENESS", "20")]).assert_success();
@@ -319,7 +320,7 @@ fn a_rank_that_may_be_stopped_for_a_while_goes_on_afterwards(#[values(0, 1)] who
 #[rstest]
 fn a_stopped_rank_is_named_long_before_the_deadline(#[values("tcp", "shm")] medium: &str) {
     if process::rank().is_some() {
-        return rank_beside_a_stopped_one();
+        return rank_in_a_world_with_a_stopped_rank();
     }
     let name = std::thread::current().name().unwrap().to_owned();
     let job = process::ranks_with(3, &name, Duration::from_secs(6), &[(MEDIUM, medium)]);
@@ -329,8 +330,8 @@ fn a_stopped_rank_is_named_long_before_the_deadline(#[values("tcp", "shm")] medi
     }
 }
 
-/// One rank of six. The last of them has too few descriptors to watch all connections in a wait.
-fn rank_beside_one_with_a_limit() {
+/// Runs one rank of six. The last of them has too few descriptors to watch all connections in a wait.
+fn rank_in_a_world_with_a_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     let (rank, deadline) = (transport.rank(), transport.runtime().deadline(LIMIT));
@@ -363,16 +364,16 @@ fn rank_beside_one_with_a_limit() {
 }
 
 #[test]
-fn a_rank_whose_system_fails_it_blames_no_other() {
+fn a_rank_with_a_system_error_blames_no_other() {
     if process::rank().is_some() {
-        return rank_beside_one_with_a_limit();
+        return rank_in_a_world_with_a_descriptor_limit();
     }
     let name = std::thread::current().name().unwrap().to_owned();
     process::ranks_with(6, &name, LIMIT, &[(MEDIUM, "tcp")]).assert_success();
 }
 
-/// One rank of two, of which the second may not watch the descriptors of its service thread.
-fn rank_beside_one_without_service() {
+/// Runs one rank of two. The second may not watch the descriptors of its service thread.
+fn rank_in_a_world_without_a_service_thread() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     let (me, deadline) = (transport.rank().index(), transport.runtime().deadline(LIMIT));
@@ -401,16 +402,16 @@ fn rank_beside_one_without_service() {
 }
 
 #[test]
-fn a_rank_whose_service_thread_cannot_go_on_blames_no_other() {
+fn a_rank_with_a_failed_service_thread_blames_no_other() {
     if process::rank().is_some() {
-        return rank_beside_one_without_service();
+        return rank_in_a_world_without_a_service_thread();
     }
     let name = std::thread::current().name().unwrap().to_owned();
     process::ranks_with(2, &name, LIMIT, &[(MEDIUM, "tcp")]).assert_success();
 }
 
-/// One rank of three, of which the second can open no file while it waits for the connection of the third.
-fn rank_beside_one_without_files() {
+/// Runs one rank of three. The second cannot open files while it waits for the connection of the third.
+fn rank_in_a_world_with_a_file_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     use std::os::fd::AsRawFd;
     let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
@@ -430,7 +431,7 @@ fn rank_beside_one_without_files() {
     let incoming = Incoming { from: rank.right().index(), len: 1, sink: Sink::Into(&mut byte) };
     let outgoing = Outgoing { to: rank.left().index(), parts: &[&[7]] };
     let (send, receive) = (Some(outgoing), Some(incoming));
-    // It goes from 1 to 0, to 2, and back to 1: nobody connects to it before.
+    // The message goes from 1 to 0, to 2, and back to 1. No rank connects to rank 1 before.
     if rank.index() == 1 {
         transport.exchange(send, None, &long).unwrap();
         transport.exchange(None, receive, &long).unwrap();
@@ -443,14 +444,14 @@ fn rank_beside_one_without_files() {
 #[test]
 fn a_rank_without_files_waits_for_connections_all_the_same() {
     if process::rank().is_some() {
-        return rank_beside_one_without_files();
+        return rank_in_a_world_with_a_file_limit();
     }
     let name = std::thread::current().name().unwrap().to_owned();
     process::ranks_with(3, &name, LIMIT, &[(MEDIUM, "tcp")]).assert_success();
 }
 
-/// One rank of two, of which the second dies in the middle of a message larger than any window.
-fn rank_that_meets_half_a_message() {
+/// Runs one rank of two. The second dies in the middle of a message larger than any window.
+fn rank_in_a_world_with_half_a_message() {
     let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     let deadline = transport.runtime().deadline(LIMIT);
     let victim = transport.rank().index() == 1;
@@ -473,7 +474,7 @@ fn rank_that_meets_half_a_message() {
 #[rstest]
 fn a_rank_that_dies_in_the_middle_of_a_message_is_named(#[values("tcp", "shm")] medium: &str) {
     if process::rank().is_some() {
-        return rank_that_meets_half_a_message();
+        return rank_in_a_world_with_half_a_message();
     }
     let name = std::thread::current().name().unwrap().to_owned();
     let job = process::ranks_with(2, &name, LIMIT, &[(MEDIUM, medium)]);

@@ -1,4 +1,4 @@
-//! Processes that may open no more files: they report it at once, and all ranks learn which one it is.
+//! Processes that may not open more files: they report it at once, and all ranks name the process.
 #![cfg(all(feature = "shm", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -11,7 +11,7 @@ use rstest::rstest;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// The rank that may open no more files.
+/// The rank that may not open more files.
 const STARVED: &str = "DIST_TEST_STARVED";
 const MEDIUM: &str = "DIST_TRANSPORT";
 
@@ -31,8 +31,8 @@ fn pass_round(transport: &mut dyn Transport) -> Result<(), Error> {
     )
 }
 
-/// Passes a word round the world. If this is its rank, the process may then open no more files. Makes groups
-/// until one cannot be connected, and returns its error.
+/// Passes a word around the world. If this is its rank, the process may then open no more files. Creates
+/// groups until one cannot be connected, and returns its error.
 fn connect_groups(world: &mut ProcessTransport, starved: usize) -> Error {
     let mut groups = Vec::new();
     let mut passed = pass_round(world);
@@ -90,7 +90,7 @@ fn a_limit_of_open_files_that_can_be_raised_is_raised() {
     pass_round(&mut world).unwrap();
 }
 
-/// Rank 0 hosts the coordinator, which tells the others.
+/// Rank 0 hosts the coordinator, which informs the others.
 #[rstest]
 fn a_limit_of_open_files_that_is_too_low_for_the_world_is_an_error_on_all_ranks(
     #[values("0", "1")] starved: &str,

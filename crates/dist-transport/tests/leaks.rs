@@ -9,7 +9,7 @@ use dist_transport::{Incoming, Outgoing, Runtime, Sink, Transport};
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Both ranks send each other a byte.
+/// Sends a byte from each of the two ranks to the other.
 fn exchange_a_byte(transport: &mut dyn Transport) {
     let (peer, deadline) = (transport.rank().right().index(), transport.runtime().deadline(LONG));
     let mut byte = [0];
@@ -19,8 +19,8 @@ fn exchange_a_byte(transport: &mut dyn Transport) {
         .unwrap();
 }
 
-/// Returns the shared memory that this process has mapped, and its open files, while nobody opens or closes
-/// anything.
+/// Returns the shared memory that this process has mapped, and its open files, at a time when no rank opens
+/// or closes files.
 fn held(transport: &mut dyn Transport) -> (usize, usize) {
     exchange_a_byte(transport);
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -31,7 +31,7 @@ fn held(transport: &mut dyn Transport) -> (usize, usize) {
     (mapped, open)
 }
 
-/// The other rank may be counting at the same time.
+/// Returns `true` for a file of /proc, which the other rank may have open while it counts.
 fn is_of_proc(file: &std::fs::DirEntry) -> bool {
     std::fs::read_link(file.path()).map_or(true, |path| path.starts_with("/proc"))
 }
@@ -65,7 +65,7 @@ fn ten_thousand_forks_leave_nothing_behind() {
     };
     for rank in [0, 1].map(rank) {
         let (before, after) = rank.join().unwrap();
-        assert_eq!(before.0, 2, "each rank has mapped what both share");
+        assert_eq!(before.0, 2, "each rank has mapped the shared segment");
         assert_eq!(after.0, before.0, "nothing stays mapped");
         assert!(after.1 <= before.1, "{after:?} after {before:?}");
     }

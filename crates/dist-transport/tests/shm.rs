@@ -1,4 +1,5 @@
-//! Shared memory between ranks: it is chosen automatically, works beside TCP, and leaves nothing behind.
+//! Shared memory between ranks: it is chosen automatically, works together with TCP, and leaves nothing
+//! behind.
 #![cfg(all(feature = "shm", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(unsafe_code, reason = "shared memory is used without a checked plan")]
@@ -28,7 +29,7 @@ fn run<T: Send + 'static>(
     run_at("127.0.0.1", world_size, configure, program)
 }
 
-/// The same with this address of the coordinator.
+/// Runs ranks as [`run`] does, with this address of the coordinator.
 fn run_at<T: Send + 'static>(
     address: &str,
     world_size: usize,
@@ -48,10 +49,11 @@ fn run_at<T: Send + 'static>(
     tasks.into_iter().map(|task| task.join().unwrap()).collect()
 }
 
-/// The memory of a group, whose contract these tests keep.
+/// Returns the memory of a group. These tests uphold its contract.
 fn shm_group<'a>(transport: &'a mut dyn Transport, deadline: Deadline) -> Unchecked<'a> {
     let shm_group = transport.shm_group(&deadline.into()).unwrap().expect("they share memory");
-    // SAFETY: in each test all ranks enter the same calls, and wait for a rank's signal before they reach what it wrote.
+    // SAFETY: in each test all ranks enter the same calls, and wait for a rank's signal before they read its
+    // data.
     unsafe { Unchecked::new(shm_group) }
 }
 
@@ -76,7 +78,7 @@ fn ranks_that_reach_the_coordinator_by_ipv4_through_ipv6_share_memory() {
 
 /// The signals of one rank and the message of the other never match.
 #[test]
-fn a_message_against_a_collective_is_told_long_before_the_deadline() {
+fn a_message_against_a_collective_is_an_error_long_before_the_deadline() {
     let outcomes = run(
         2,
         |_, config| config.with_medium(Medium::Shm),
@@ -156,7 +158,7 @@ fn ranks_agree_on_the_least_reach_of_all(#[case] reaches: [Reach; 3], #[case] ex
 #[rstest]
 #[case::one_that_uses_tcp_only(&["a"; 3], Some(1))]
 #[case::two_hosts(&["a", "b", "a"], None)]
-fn a_group_of_which_not_all_share_memory_shares_none(
+fn a_group_with_a_rank_without_shared_memory_shares_none(
     #[case] hosts: &'static [&'static str],
     #[case] without: Option<usize>,
 ) {
@@ -236,7 +238,7 @@ fn change_others(mut transport: ProcessTransport) -> [bool; 2] {
         shm_group.enter(2, SlotUse::Used, exposed, &deadline.into()).unwrap();
         shm_group.signal();
         others.iter().for_each(|&peer| shm_group.wait(peer, 1, &deadline.into()).unwrap());
-        // The last rank has no such range: nothing is done to the ranks before it.
+        // The last rank has no such range. Nothing may be done to the ranks before it.
         let mut beyond = there.clone();
         let (last, offset) = beyond.last_mut().unwrap();
         *offset = 1 << 40;
@@ -268,7 +270,7 @@ fn memory_of_the_most_others_is_changed_at_once(#[case] world_size: usize, #[cas
 }
 
 #[test]
-fn a_pair_that_must_share_memory_and_cannot_says_so() {
+fn a_pair_that_must_share_memory_and_cannot_gets_an_error() {
     let hosts = |rank, config: Config| {
         // The dialled rank listens only to the network.
         config.with_medium(if rank == 0 { Medium::Tcp } else { Medium::Shm })
@@ -310,11 +312,11 @@ fn unauthenticated_clients_of_the_unix_socket_get_nothing() {
     assert_eq!(words, [[7; 1000]; 2]);
 }
 
-/// With fewer cores than ranks, a rank that waits for nobody and uses no slots runs ahead: it is in three
-/// calls before the others have entered the first. On a machine with many cores it takes too many ranks to
-/// see that.
+/// With fewer cores than ranks, a rank that does not wait and uses no slots runs ahead: it has entered three
+/// calls before the others have entered the first. On a machine with many cores this would take too many
+/// ranks.
 #[test]
-fn a_rank_that_waits_for_nobody_runs_ahead_on_shared_cores() {
+fn a_rank_that_does_not_wait_runs_ahead_on_shared_cores() {
     const RANKS_MAX: usize = 9;
     let world_size = std::thread::available_parallelism().map_or(1, usize::from) + 1;
     if world_size > RANKS_MAX {

@@ -103,7 +103,7 @@ impl Fabric for Threads {
     }
 }
 
-/// Threads of the system that are connected like processes.
+/// A world of threads that are connected like processes.
 #[cfg(feature = "tcp")]
 struct Processes(Medium, Reach);
 
@@ -154,7 +154,7 @@ mod simulated_links {
     dist_transport::conformance!(super::SimulatedLinks);
 }
 
-/// Threads that have shared memory beside another transport's messages.
+/// A world of threads that have shared memory in addition to another transport's messages.
 #[cfg(all(feature = "shm", target_os = "linux"))]
 struct MemoryBeside;
 
@@ -225,7 +225,7 @@ mod shm {
     dist_transport::conformance!(super::Processes(super::Medium::Shm, super::Reach::Write));
 }
 
-/// As if the system did not let processes access each other's memory, or only let them read it.
+/// The system does not let processes access each other's memory, or only lets them read it.
 #[cfg(all(feature = "shm", target_os = "linux"))]
 mod shm_within_limits {
     use dist_transport::conformance;

@@ -1,6 +1,6 @@
 //! Planted bugs for the explorer to find: each within 2,000 seeds, and none in a correct program.
 #![cfg(feature = "sim")]
-#![allow(clippy::unwrap_used, reason = "a program that cannot go on fails, and that is what is looked for")]
+#![allow(clippy::unwrap_used, reason = "a failing rank ends the test, and the tests look for failures")]
 
 mod runner;
 mod threads;
@@ -46,7 +46,7 @@ const SEEDS: u64 = 2000;
 #[case::two_locks_are_taken_in_two_orders(1, threads::takes_locks_in_two_orders)]
 #[case::a_barrier_is_used_again(1, threads::uses_a_barrier_again)]
 #[case::a_result_is_read_before_its_thread_has_ended(1, threads::reads_before_the_end)]
-#[case::the_end_overtakes_what_is_queued(1, threads::forgets_what_is_queued)]
+#[case::the_end_overtakes_what_is_queued(1, threads::forgets_queued_items)]
 fn a_planted_bug_is_found_and_none_where_there_is_none(
     #[case] world_size: usize,
     #[case] program: fn(SimTransport, Bug),

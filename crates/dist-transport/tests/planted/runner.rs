@@ -42,7 +42,7 @@ struct Mutation {
     receives_first: bool,
 }
 
-/// A ring all_reduce of one word per rank, checked.
+/// Runs and checks a ring all_reduce of one word per rank.
 fn all_reduce(transport: &mut dyn Transport, mutation: &Mutation) {
     let rank = transport.rank();
     let n = rank.world_size();
@@ -97,7 +97,7 @@ pub(crate) fn reduces_twice(transport: SimTransport, bug: Bug) {
     mutated(transport, bug, Mutation { added_twice: true, ..Mutation::default() });
 }
 
-/// One thread receives and adds; another passes on what it finds, without waiting for it.
+/// Runs one thread that receives and adds, and another that forwards the sum without waiting for it.
 pub(crate) fn sends_what_has_not_come(mut transport: SimTransport, bug: Bug) {
     let rank = transport.rank();
     let everybody: Vec<usize> = (0..rank.world_size()).collect();
@@ -132,7 +132,7 @@ pub(crate) fn sends_what_has_not_come(mut transport: SimTransport, bug: Bug) {
     }
 }
 
-/// Every rank waits for every other.
+/// Waits on every rank for every other.
 fn wait_for_all(transport: &mut dyn Transport) {
     all_reduce(transport, &Mutation::default());
 }
@@ -152,7 +152,7 @@ pub(crate) fn forks_in_another_order(mut transport: SimTransport, bug: Bug) {
     wait_for_all(&mut transport);
 }
 
-/// Two groups share a connection; each frame names its group.
+/// Shares a connection between two groups; each frame names its group.
 pub(crate) fn deals_frames_as_they_come(mut transport: SimTransport, bug: Bug) {
     const FRAMES: u64 = 3;
     let runtime = transport.runtime().clone();
@@ -198,7 +198,7 @@ pub(crate) fn confuses_numbers(mut transport: SimTransport, bug: Bug) {
     wait_for_all(&mut transport);
 }
 
-/// The root answers each rank; it may not leave before they have asked.
+/// Lets the root answer each rank. It may not leave before they have asked.
 pub(crate) fn leaves_too_early(mut transport: SimTransport, bug: Bug) {
     let rank = transport.rank();
     if rank.index() == 0 {
@@ -234,7 +234,7 @@ pub(crate) fn keeps_answers_as_they_come(mut transport: SimTransport, bug: Bug) 
     wait_for_all(&mut transport);
 }
 
-/// A thread sends from a buffer that the program fills again.
+/// Sends from a buffer that the program fills again while a thread sends it.
 pub(crate) fn uses_a_buffer_too_early(mut transport: SimTransport, bug: Bug) {
     const ROUNDS: u64 = 4;
     let runtime = transport.runtime().clone();
@@ -268,7 +268,7 @@ pub(crate) fn uses_a_buffer_too_early(mut transport: SimTransport, bug: Bug) {
     }
 }
 
-/// One rank continues after a while, and assumes that the other has come as far.
+/// Lets one rank continue after a while, assuming that the other has come as far.
 pub(crate) fn trusts_in_time(mut transport: SimTransport, bug: Bug) {
     let (rank, runtime) = (transport.rank().index(), transport.runtime().clone());
     if rank == 0 {
@@ -292,7 +292,7 @@ pub(crate) fn trusts_in_time(mut transport: SimTransport, bug: Bug) {
     exchange_with_peer(&mut transport);
 }
 
-/// All ranks send more than the network holds before any receives.
+/// Sends more from all ranks than the network holds before any of them receives.
 pub(crate) fn fills_the_window(mut transport: SimTransport, bug: Bug) {
     let (rank, deadline) = (transport.rank(), transport.runtime().deadline(MINUTE));
     let (sent, mut received) = (vec![3; 1000], vec![0; 1000]);

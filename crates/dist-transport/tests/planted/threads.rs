@@ -34,7 +34,7 @@ pub(crate) fn wakes_before_it_sets(transport: SimTransport, bug: Bug) {
     task.join().unwrap();
 }
 
-/// A waiter that its waker finds in a list.
+/// Runs a waiter that its waker finds in a list.
 pub(crate) fn registers_too_late(transport: SimTransport, bug: Bug) {
     let runtime = transport.runtime().clone();
     let flag = Arc::new(AtomicBool::new(false));
@@ -162,7 +162,7 @@ pub(crate) fn takes_locks_in_two_orders(transport: SimTransport, bug: Bug) {
     tasks.into_iter().for_each(|task| task.join().unwrap());
 }
 
-/// A barrier that counts to two; a correct one counts on.
+/// Runs a barrier that counts to two; a correct one continues to count.
 pub(crate) fn uses_a_barrier_again(transport: SimTransport, bug: Bug) {
     const ROUNDS: u64 = 3;
     let runtime = transport.runtime().clone();
@@ -206,8 +206,8 @@ pub(crate) fn reads_before_the_end(transport: SimTransport, bug: Bug) {
     assert_eq!(result.load(Ordering::SeqCst), 42);
 }
 
-/// A worker that ends when it is told to, after all that was queued before.
-pub(crate) fn forgets_what_is_queued(transport: SimTransport, bug: Bug) {
+/// Runs a worker that must end on request, after everything that was queued before.
+pub(crate) fn forgets_queued_items(transport: SimTransport, bug: Bug) {
     let runtime = transport.runtime().clone();
     let (sender, mut receiver) = runtime.mailbox();
     let stop = Arc::new(AtomicBool::new(false));

@@ -76,7 +76,7 @@ fn an_address_of_an_unknown_interface_is_an_error_at_once() {
 #[rstest]
 #[case::where_the_coordinator_is_hosted(0)]
 #[case::elsewhere(1)]
-fn a_name_that_nobody_knows_is_looked_for_until_the_deadline(#[case] rank: usize) {
+fn an_unknown_host_name_is_retried_until_the_deadline(#[case] rank: usize) {
     let limit = Duration::from_millis(300);
     let config = Config::new(rank, 2, "name.invalid:4711").unwrap().with_timeout(limit);
     let runtime = Runtime::system();
@@ -90,7 +90,7 @@ fn a_name_that_nobody_knows_is_looked_for_until_the_deadline(#[case] rank: usize
 #[test]
 fn many_ranks_come_and_leave_together() {
     let mut job = Job::new(400);
-    // With this many threads, one may not run for long.
+    // With this many threads, one may not run for a long time.
     job.configs.iter_mut().for_each(|config| *config = config.clone().with_liveness(LONG));
     job.run(drop);
     assert_eq!(job.coordinator.aborted(), None);
@@ -187,7 +187,7 @@ fn unauthenticated_clients_do_not_disturb_a_job() {
 }
 
 #[test]
-fn a_wrong_secret_is_refused_and_the_others_learn_who_is_missing() {
+fn a_wrong_secret_is_rejected_and_the_others_name_the_missing_rank() {
     let secret = Secret::from_bytes(b"sixteen bytes or more").unwrap();
     let coordinator = Coordinator::start("127.0.0.1:0", 2, "dist", Some(secret.clone())).unwrap();
     let address = coordinator.address().to_string();
@@ -206,7 +206,7 @@ fn a_wrong_secret_is_refused_and_the_others_learn_who_is_missing() {
 }
 
 #[test]
-fn a_process_of_another_version_is_told_so() {
+fn a_process_of_another_version_gets_an_error() {
     // The other version follows eight bytes that all versions begin with.
     let of_the_next = |hello: &[u8]| {
         let mut bytes = hello.to_vec();
@@ -235,7 +235,7 @@ fn a_process_of_another_version_is_told_so() {
     let mut answer = [0; 64];
     stream.read_exact(&mut answer).unwrap();
     assert_eq!(answer[..], [&hello[..16], &[0; 48]].concat(), "a refusal begins as our hello does");
-    assert_eq!(stream.read(&mut answer).unwrap(), 0, "nobody is let in");
+    assert_eq!(stream.read(&mut answer).unwrap(), 0, "the coordinator closes the connection");
 }
 
 #[test]
@@ -253,7 +253,7 @@ fn listening_beyond_loopback_needs_a_secret() {
 }
 
 #[test]
-fn nobody_blames_a_rank_when_the_launcher_goes_away() {
+fn no_rank_is_blamed_when_the_launcher_ends() {
     let Job { coordinator, configs } = Job::new(2);
     let (joined, coming) = std::sync::mpsc::channel();
     let join = |config: Config| {
@@ -275,7 +275,7 @@ fn nobody_blames_a_rank_when_the_launcher_goes_away() {
 }
 
 #[test]
-fn a_rank_that_leaves_is_named_by_all_who_wait() {
+fn a_rank_that_leaves_is_named_by_all_waiting_ranks() {
     let errors = Job::new(3).run(|mut transport| {
         // A slow rank may hear of the departure in its first round.
         let met = pass_round(&mut transport, 1, LONG);
@@ -388,7 +388,7 @@ fn more_ranks_than_half_open_connections_may_come_at_once() {
 }
 
 #[test]
-fn hosts_are_what_the_job_says_they_are() {
+fn hosts_are_those_of_the_job_description() {
     let mut job = Job::new(4);
     for (config, id) in job.configs.iter_mut().zip(["left", "right", "right", "left"]) {
         *config = config.clone().with_host_id(id);

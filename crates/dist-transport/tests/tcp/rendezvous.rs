@@ -1,4 +1,4 @@
-//! Tests of the rendezvous: which ranks join, and what the others are told.
+//! Tests of the rendezvous: which ranks join, and which errors the others get.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -47,7 +47,7 @@ fn ranks_may_come_long_after_one_another() {
 
 /// The system accepts connections for any listener, even if its process does nothing.
 #[test]
-fn a_coordinator_that_says_nothing_is_an_error_in_time() {
+fn a_silent_coordinator_is_an_error_in_time() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap().to_string();
     let config = Config::new(1, 2, &address).unwrap().with_timeout(Duration::from_millis(300));
@@ -57,7 +57,7 @@ fn a_coordinator_that_says_nothing_is_an_error_in_time() {
 }
 
 #[test]
-fn a_second_process_of_the_same_rank_is_told_so() {
+fn a_second_process_of_the_same_rank_gets_an_error() {
     let job = Job::new(2);
     let first = job.configs[0].clone().with_timeout(Duration::from_secs(2));
     let first = Runtime::system().spawn("rank", move || ProcessTransport::join(&first).unwrap_err()).unwrap();
@@ -71,7 +71,7 @@ fn a_second_process_of_the_same_rank_is_told_so() {
 }
 
 #[test]
-fn a_rank_that_came_and_gave_up_is_not_said_to_be_missing() {
+fn a_rank_that_connected_and_gave_up_is_not_reported_as_missing() {
     let job = Job::new(3);
     let join = |rank: usize, patience| {
         let config = job.configs[rank].clone().with_timeout(Duration::from_millis(patience));
@@ -124,7 +124,7 @@ fn a_rank_that_has_left_waits_for_the_next_world(#[values(false, true)] launched
 #[rstest]
 #[case::one_stays_in_the_world_before(true)]
 #[case::one_does_not_come_again(false)]
-fn ranks_that_join_again_without_the_others_are_told_who_is_missing(#[case] stays: bool) {
+fn ranks_that_join_again_without_the_others_name_the_missing_rank(#[case] stays: bool) {
     let job = Job::new(3);
     let configs = job.configs.clone();
     let (told, telling) = crossbeam::channel::unbounded::<()>();
@@ -132,7 +132,7 @@ fn ranks_that_join_again_without_the_others_are_told_who_is_missing(#[case] stay
         let rank = transport.rank().index();
         let stays = stays && rank == 2;
         if stays {
-            // Waits until the others have been told.
+            // Waits until the others have got their errors.
             assert_eq!(telling.iter().take(2).count(), 2);
         }
         drop(transport);
@@ -179,7 +179,7 @@ fn another_world_size_is_an_error_with_both_numbers() {
         let join = move || sender.send(ProcessTransport::join(&config).unwrap_err()).unwrap();
         drop(Runtime::system().spawn("rank", join).unwrap());
     }
-    // Ranks that have not joined by then are told when it joins again.
+    // Ranks that have not joined by then get their errors when rank 0 joins again.
     let mut errors = Vec::new();
     while errors.len() < 2 {
         errors.extend(receiver.try_iter());
@@ -195,7 +195,7 @@ fn another_world_size_is_an_error_with_both_numbers() {
 
 #[test]
 fn a_coordinator_that_never_comes_is_an_error_in_time() {
-    // No other process gets the port while it is held, and nobody listens there.
+    // No other process gets the port while it is held, and no process listens there.
     let (_held, address) = hold_port();
     let limit = Duration::from_millis(100);
     let config = Config::new(1, 2, &address).unwrap().with_timeout(limit);
@@ -225,7 +225,7 @@ fn a_rank_waits_for_the_others_for_all_of_its_time(#[case] launched: bool) {
 
 /// Rank 1 may connect before rank 0 hosts the coordinator.
 #[test]
-fn ranks_that_expect_different_world_sizes_are_both_told_in_either_order() {
+fn different_world_sizes_are_an_error_on_both_ranks_in_either_order() {
     for _ in 0..20 {
         let (_held, address) = hold_port();
         let ranks = [(0, 2), (1, 3)].map(|(rank, world_size)| {
@@ -248,7 +248,7 @@ fn one_thread_may_drop_rank_0_first() {
     });
     let [first, mut second, third] = ranks.map(|rank| rank.join().unwrap());
     drop(first);
-    // The coordinator is still there: it tells them that rank 0 has left.
+    // The coordinator still runs: it reports that rank 0 has left.
     let deadline = second.runtime().deadline(LONG);
     let mut word = [0];
     let receive = Incoming { from: 0, len: 1, sink: Sink::Into(&mut word) };
@@ -257,10 +257,10 @@ fn one_thread_may_drop_rank_0_first() {
     drop((second, third));
 }
 
-/// Without a secret, the kernel tells the processes of a job from those of other users.
+/// Without a secret, the kernel distinguishes the processes of a job from those of other users.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_process_of_another_user_is_told_to_set_a_secret() {
+fn a_process_of_another_user_gets_the_advice_to_set_a_secret() {
     use rustix::process::{Uid, geteuid};
     // Only root can become another user.
     if !geteuid().is_root() {
@@ -297,7 +297,7 @@ fn hold_port() -> (Socket, String) {
 }
 
 #[test]
-fn ranks_that_came_learn_who_is_missing_also_when_the_host_of_the_coordinator_gives_up_first() {
+fn ranks_name_the_missing_rank_although_the_host_of_the_coordinator_gives_up_first() {
     let (_held, address) = hold_port();
     let runtime = Runtime::system();
     let join = |rank, timeout| {
