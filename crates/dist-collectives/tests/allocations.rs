@@ -16,7 +16,7 @@ use dist_transport::{
 };
 use rstest::rstest;
 
-/// Input and output of every operation, allocated before anything is counted.
+/// The inputs and outputs of all operations, allocated before the count begins.
 struct Memory {
     long: Vec<f32>,
     other: Vec<f32>,

@@ -22,7 +22,7 @@ const GIVEN_UP: &str = "the buffer was given up";
 /// Several blocks of one system call.
 const LEN: usize = 200_000;
 
-/// The program of one rank: it sums until the victim is dead.
+/// The program of one rank. Sums in a loop until the victim is dead.
 fn rank(moment: Duration, allocated: bool) {
     let mut comm = Communicator::join(&Config::from_env().unwrap()).unwrap();
     comm.set_timeout(LIMIT);

@@ -1,7 +1,8 @@
-//! Ranks of one host on a system that forbids the fastest mechanism: they agree on another one, log it, and sums
-//! are right.
+//! Ranks of one host on a system that forbids the fastest mechanism. They agree on another one, log it, and
+//! compute right sums.
 //!
-//! Each case really forbids the mechanism for one of the ranks. A machine on which that is impossible skips the
+//! Each case really forbids the mechanism for one of the ranks. A machine that cannot do that skips the case
+//! with a message.
 //! case and says so.
 #![cfg(all(feature = "shm", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -27,8 +28,8 @@ const WORLD: usize = 3;
 const ALL_SHARE: &str = "the ranks of the group share memory";
 const NOT_ALL_SHARE: &str = "not all ranks of the group share memory";
 
-/// The program of one rank: it sums by messages and by the library's choice, in all kinds of memory. It also
-/// exchanges large ordinary memory, which is read in place if possible, with all ranks and with a neighbour.
+/// Runs one rank. Sums by messages and by the library's choice, in all kinds of memory. Also exchanges large
+/// ordinary memory, which is read in place if possible, with all ranks and with a neighbour.
 fn rank() {
     tracing_subscriber::fmt().with_ansi(false).with_max_level(LevelFilter::INFO).init();
     let mut comm = Communicator::join(&Config::from_env().unwrap()).unwrap();
@@ -126,10 +127,11 @@ fn ranks_use_messages_if_one_gets_no_shared_memory(
     check(&starter, whom, |output| expected.iter().all(|expected| output.contains(expected)));
 }
 
-/// Numbers of files with which a rank cannot join, cannot share memory, can share memory, and enough. Also too few
-/// addresses for its own shared memory, for the memory of any other rank, and for that of both others.
+/// Limits of open files with which a rank cannot join, cannot share memory, can share memory, and has enough.
+/// Also too small address spaces for its own shared memory, for the memory of any other rank, and for the
+/// memory of both others.
 #[rstest]
-fn a_rank_with_little_of_anything_does_without_or_says_so(
+fn a_rank_with_low_limits_falls_back_or_returns_an_error(
     #[values(
         "-n 6",
         "-n 10",
@@ -183,7 +185,7 @@ fn sum_if_possible() -> Result<(), Error> {
 /// The memory for messages exists, but one rank cannot allocate shared memory, and other ranks may not access its
 /// ordinary memory.
 #[test]
-fn a_rank_whose_memory_nobody_can_reach_says_so_and_ends_the_job() {
+fn a_rank_with_inaccessible_memory_returns_an_error_and_ends_the_job() {
     const WHOM: usize = 1;
     if let Some(rank) = process::rank() {
         let mut comm = Communicator::join(&Config::from_env().unwrap()).unwrap();

@@ -10,10 +10,10 @@ use dist_testkit::process;
 use rstest::rstest;
 
 const IDLE: Duration = Duration::from_secs(1);
-/// Of the hundred ticks of [`IDLE`]: a spinning thread would use all of them.
+/// Maximum number of ticks during [`IDLE`], which has a hundred. A spinning thread would use all of them.
 const TICKS_MAX: u64 = 10;
 
-/// Processor time of all threads of this process, in ticks of 10 ms.
+/// Returns the processor time of all threads of this process, in ticks of 10 ms.
 fn ticks() -> u64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
     let (_, after_name) = stat.rsplit_once(')').unwrap();

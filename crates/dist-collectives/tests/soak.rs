@@ -17,7 +17,7 @@ const STARTED_MAX: usize = 4;
 /// The number of times that the second communicator is created anew, and the number of steps of each.
 const FORKS: u64 = 20;
 const FORK_STEPS: u64 = 500;
-/// From here on memory must not grow: every operation has been called with every size.
+/// After this number of forks memory must not grow: every operation has been called with every size.
 const WARM_FORKS: u64 = FORKS / 2;
 /// An allocator may need up to 100 KiB more now and then, as measured. A loss of 64 bytes in every step exceeds
 /// this limit.
@@ -78,7 +78,7 @@ fn finish((pending, expected): Started) {
     assert_eq!(*pending.wait().unwrap(), *expected);
 }
 
-/// One step, which all ranks execute.
+/// Executes one step, which is the same on all ranks.
 fn step(comm: &mut Communicator, number: u64, shared: &mut Rng, started: &mut VecDeque<Started>) {
     let (rank, len) = (comm.rank(), shared.choice([0, 1, 7, 100, 1000, 5000]).unwrap());
     let (root, whole) = (shared.usize(0..WORLD), WORLD * len);
@@ -144,7 +144,7 @@ fn step(comm: &mut Communicator, number: u64, shared: &mut Rng, started: &mut Ve
     }
 }
 
-/// A step in which ranks send their data to the next rank, or to all ranks.
+/// Executes a step that sends each rank's data to the next rank, or to all ranks.
 fn step_of_messages(comm: &mut Communicator, number: u64, shared: &mut Rng, own: &[u64]) {
     let (rank, len) = (comm.rank(), own.len());
     if shared.bool() {
@@ -163,7 +163,7 @@ fn step_of_messages(comm: &mut Communicator, number: u64, shared: &mut Rng, own:
     assert!(others.into_iter().map(|from| brought(number, from, len)).eq(received));
 }
 
-/// A step in which ranks get equal or unequal parts.
+/// Executes a step that gives the ranks equal or unequal parts.
 fn step_of_parts(comm: &mut Communicator, number: u64, shared: &mut Rng, (len, root): (usize, usize)) {
     let (rank, whole) = (comm.rank(), WORLD * len);
     // The parts of some ranks are empty.

@@ -145,7 +145,7 @@ fn invalid_arguments_are_refused_with_their_numbers() {
 }
 
 #[test]
-fn refusals_say_what_they_are_in_their_types() {
+fn refusals_have_types_of_their_own() {
     worlds::run(Network::Simulated, 1, |mut comm| {
         let error = comm.all_reduce(&mut [1_i32], ReduceOp::Mean).unwrap_err();
         assert!(matches!(error, Error::Unreducible { op: ReduceKind::Mean, dtype: DType::I32 }));
@@ -173,7 +173,7 @@ fn a_guard_changes_the_settings_for_one_call() {
 }
 
 #[test]
-fn a_guard_gives_back_what_it_changed_and_nothing_else() {
+fn a_guard_restores_only_the_setting_that_it_changed() {
     worlds::run(Network::Simulated, 1, |mut comm| {
         let (second, costs) = (Duration::from_secs(1), CostModel { round_ps: 7, ..CostModel::default() });
         let timeout = comm.timeout();
@@ -203,7 +203,7 @@ fn a_rank_does_not_forward_more_than_any_memory_holds(#[values(false, true)] sca
 }
 
 #[rstest]
-fn counts_that_nobody_can_add_up_are_refused_alike(#[values(false, true)] scatters: bool) {
+fn counts_whose_sum_overflows_are_rejected_on_all_ranks(#[values(false, true)] scatters: bool) {
     let errors = move_counted(scatters, usize::MAX);
     assert!(errors.iter().all(|error| matches!(error, Error::TotalCount { .. })), "{errors:?}");
 }
@@ -227,7 +227,7 @@ fn move_counted(scatters: bool, absurd: usize) -> Vec<Error> {
 
 /// Only the root needs memory for the data of all ranks.
 #[test]
-fn a_rank_without_memory_for_an_output_keeps_nobody_waiting() {
+fn a_rank_without_memory_for_an_output_blocks_no_other() {
     let outcome = sim::run(1, 2, |transport| {
         let mut comm = Communicator::new(transport);
         let theirs = if comm.rank() == 0 { usize::MAX / 16 } else { 1 };

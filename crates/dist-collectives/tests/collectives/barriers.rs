@@ -12,7 +12,7 @@ use crate::worlds::{self, Network};
 
 const LIMIT: Duration = Duration::from_secs(8);
 
-/// The call in which absent ranks are.
+/// The call that absent ranks make instead of the barrier.
 type Elsewhere = fn(&mut Communicator) -> Result<(), Error>;
 
 const ELSEWHERE: [Elsewhere; 3] = [
@@ -30,7 +30,7 @@ const ELSEWHERE: [Elsewhere; 3] = [
     },
 ];
 
-/// The index of the call from which a rank comes too late.
+/// The index of the first call that a rank enters too late.
 const LATE: usize = 1;
 
 #[rstest]
@@ -90,9 +90,9 @@ fn rank_0_may_be_the_one_that_does_not_come(#[values(2, 3, 7)] world_size: usize
     assert!(outcome.results[1..].iter().all(|ranks| *ranks == Some(vec![0])), "{:?}", outcome.results);
 }
 
-/// Rank 0 has more time left than the others, and still tells them within theirs.
+/// Rank 0 has more time left than the others, and must still answer them within their time.
 #[rstest]
-fn rank_0_may_come_late_and_names_who_does_not_come_at_all(#[values(2, 3, 6)] eighths: u32) {
+fn a_late_rank_0_names_the_absent_ranks(#[values(2, 3, 6)] eighths: u32) {
     const ABSENT: usize = 2;
     let outcome = sim::run(3, 4, move |transport| {
         let mut comm = Communicator::new(transport);
@@ -112,8 +112,8 @@ fn rank_0_may_come_late_and_names_who_does_not_come_at_all(#[values(2, 3, 6)] ei
     }
 }
 
-/// The ranks that come have less time than rank 0. They are told within their time, no matter if they came before
-/// it.
+/// The ranks that enter have less time than rank 0. They get the answer within their time, whether they enter
+/// before or after it.
 #[rstest]
 fn a_rank_with_a_short_deadline_learns_the_absent_ranks_in_time(
     #[values(0, 1, 100)] late_ms: u64,
@@ -221,7 +221,7 @@ fn rank_0_is_late_too_when_it_comes_after_the_others_have_given_it_up(#[values(2
 
 /// The others have left when the rank comes, well before its own deadline and theirs.
 #[rstest]
-fn a_rank_that_comes_after_the_counting_is_told_that_it_is_late(#[values(2, 4)] world_size: usize) {
+fn a_rank_that_enters_after_the_count_is_reported_as_late(#[values(2, 4)] world_size: usize) {
     let outcome = sim::run(3, world_size, |transport| {
         let mut comm = Communicator::new(transport);
         comm.set_timeout(LIMIT);
@@ -255,7 +255,7 @@ fn it_is_a_barrier_when_all_come(
 
 /// No rank leaves before the last rank has come, at half of the time limit.
 #[test]
-fn nobody_leaves_before_the_last_has_come() {
+fn no_rank_leaves_before_the_last_has_entered() {
     let outcome = sim::run(1, 5, |transport| {
         let mut comm = Communicator::new(transport);
         comm.set_timeout(LIMIT);
@@ -314,7 +314,7 @@ fn over_sockets_a_rank_that_has_left_the_group_is_not_called_absent() {
 }
 
 #[rstest]
-fn a_group_names_who_is_absent_as_the_world_does(#[values(0, 1, 2)] absent: usize) {
+fn a_group_names_absent_ranks_as_the_world_does(#[values(0, 1, 2)] absent: usize) {
     const MEMBERS: [usize; 3] = [3, 1, 2];
     worlds::run(Network::Simulated, 4, move |mut comm| {
         let rank = comm.rank();

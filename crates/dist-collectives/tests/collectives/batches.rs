@@ -15,7 +15,7 @@ fn numbers(from: usize, to: usize, len: usize) -> Vec<u64> {
     (0..len).map(|index| (from * 1_000_000 + to * 1000 + index) as u64).collect()
 }
 
-/// Every rank sends a long and an empty message to every rank, including itself.
+/// Sends a long and an empty message from every rank to every rank, including itself.
 fn exchange_with_all(comm: &mut Communicator, len: usize) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let sent: Vec<_> = (0..world_size).map(|to| numbers(rank, to, len + to)).collect();
@@ -96,7 +96,7 @@ fn ranks_that_all_send_first_in_a_circle_do_not_wait_for_each_other(
 }
 
 #[test]
-fn messages_of_one_type_and_other_lengths_are_told_apart() {
+fn messages_of_one_type_and_different_lengths_are_matched_in_order() {
     worlds::run(Network::Simulated, 2, |mut comm| {
         let elements = [1.0_f32; 5];
         if comm.rank() == 0 {

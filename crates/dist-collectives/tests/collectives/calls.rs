@@ -1,4 +1,4 @@
-//! Every operation in every form, on a few numbers, with a check of the results.
+//! Every operation in every form on a few numbers, with a check of the results.
 
 use dist_collectives::tuning::{Algorithm, Operation};
 use dist_collectives::{Communicator, Error, ReduceOp};
@@ -6,9 +6,9 @@ use dist_collectives::{Communicator, Error, ReduceOp};
 /// The form of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum CallForm {
-    /// With parts of one size, by this algorithm if there are several.
+    /// Parts have one size. The algorithm is given if there are several.
     Even(Option<Algorithm>),
-    /// With parts of different sizes.
+    /// Parts have different sizes.
     Uneven,
     /// Without blocking.
     Started,

@@ -28,7 +28,8 @@ fn every_rank_measures_the_same() {
     }
 }
 
-/// Every rank has its own file, as on separate hosts; some files contain these costs.
+/// Measures the costs with a separate file for each rank, as on separate hosts. Some files contain these
+/// costs.
 fn tune(directory: &Path, lines: &[&str]) -> Vec<CostModel> {
     for (rank, line) in lines.iter().enumerate() {
         fs::write(directory.join(format!("costs-{rank}")), line).unwrap();
@@ -178,7 +179,7 @@ fn more_kinds_of_calls_than_are_kept_are_done_as_well(
                 let mut of_root = vec![own; len];
                 comm.broadcast(&mut of_root, len % 3).unwrap();
                 assert_eq!(of_root, vec![u32::try_from(len % 3).unwrap() + 1; len]);
-                // By messages in any case.
+                // This call always uses messages.
                 let mut all = vec![0; 3 * len];
                 comm.gather(&vec![own; len], &mut all, len % 3).unwrap();
                 let gathered = [vec![1; len], vec![2; len], vec![3; len]].concat();

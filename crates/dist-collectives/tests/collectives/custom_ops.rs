@@ -65,7 +65,7 @@ impl<T: Pod + Debug + PartialEq, F: Fn(&mut [T], &[T]), G: Fn(T, T) -> T> Case<T
         (0..self.inputs[0].len()).map(of).collect()
     }
 
-    /// Checks all operations, each by the library's choice and by every algorithm that keeps the canonical order.
+    /// Checks all operations, each with the library's choice and with every canonical algorithm.
     fn check(&self, comm: &mut Communicator) {
         let (rank, world_size) = (comm.rank(), comm.world_size());
         let (own, whole) = (&self.inputs[rank], self.reduced(world_size));
@@ -99,7 +99,8 @@ impl<T: Pod + Debug + PartialEq, F: Fn(&mut [T], &[T]), G: Fn(T, T) -> T> Case<T
     }
 }
 
-/// Makes a call by the library's choice and by every algorithm. An algorithm that does not keep the order is refused.
+/// Makes a call with the library's choice and with every algorithm. An algorithm that is not canonical is
+/// rejected.
 fn for_each_way(
     comm: &mut Communicator,
     operation: Operation,
@@ -185,7 +186,7 @@ fn a_commutative_operation_may_use_an_algorithm_of_any_order() {
 }
 
 #[test]
-fn ranks_with_operations_of_different_names_are_told() {
+fn operations_with_different_names_are_an_error_on_every_rank() {
     type Program = fn(&mut Communicator) -> Result<(), Error>;
     fn reduce<T: Pod>(comm: &mut Communicator, name: &'static str) -> Result<(), Error> {
         comm.all_reduce_with(&mut [T::zeroed(); 4], &CustomOp::of_pairs(name, |left: T, _| left))
@@ -235,7 +236,7 @@ fn a_panic_of_an_operation_is_an_error_on_every_rank(#[values(1, 24, 3000)] len:
                     left.fill([1; 3]);
                 });
                 let mut buffer = vec![[0; 3]; len];
-                // By this algorithm every rank reduces.
+                // With this algorithm every rank reduces.
                 let mut forced = comm.with_algorithm(&recursive_doubling::ALL_REDUCE);
                 let reduced = forced.all_reduce_with(&mut buffer, &op);
                 drop(forced);
@@ -255,7 +256,7 @@ fn a_panic_of_an_operation_is_an_error_on_every_rank(#[values(1, 24, 3000)] len:
     }
 }
 
-/// The values of the ranks, and the rank whose value must be kept.
+/// The values of the ranks, and the rank of the expected result.
 #[rstest]
 #[case::the_only_smallest(&[3.0, 1.0, 2.0], 1, 0)]
 #[case::ties_go_to_the_lower_index(&[4.0, 1.0, 1.0, 4.0, 4.0], 1, 0)]

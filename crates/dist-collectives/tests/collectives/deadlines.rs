@@ -118,7 +118,7 @@ fn the_rendezvous_ends_by_the_timeout_of_the_configuration() {
 }
 
 #[test]
-fn a_simulated_run_tells_what_every_rank_waited_for() {
+fn a_simulated_run_reports_the_wait_of_every_rank() {
     let outcome = sim::run(0, 3, |transport| {
         let mut comm = Communicator::new(transport);
         comm.barrier().unwrap();

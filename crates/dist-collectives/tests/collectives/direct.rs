@@ -51,7 +51,7 @@ fn all_reduces(comm: &mut Communicator, inputs: &[Vec<f32>], expected: &[f32]) {
         let writes = way.is_some_and(|way| way.name() == "direct/write_to_all");
         let mut borrowed = inputs[rank].clone();
         let done = does(comm, way, |comm| comm.all_reduce(&mut borrowed, ReduceOp::Sum));
-        assert_eq!(done, !writes, "nobody writes into borrowed memory");
+        assert_eq!(done, !writes, "no rank writes into borrowed memory");
         if done {
             assert_same(&borrowed, expected, &format!("{way:?}"));
         }
@@ -121,7 +121,7 @@ fn others(comm: &mut Communicator, inputs: &[Vec<f32>], expected: &[f32]) {
         output.fill(0.0);
         does(comm, way, |comm| comm.all_gather_buffer(&input, &mut output));
         assert_same(&output, &gathered, &format!("allocated all_gather {way:?}"));
-        // Other ranks cannot tell if a rank's part is in place or in another buffer.
+        // Other ranks cannot distinguish a part in place from a part in another buffer.
         let mut buffer = inputs[rank][..whole].to_vec();
         does(comm, way, |comm| match rank % 2 {
             0 => comm.all_gather(&inputs[rank][own.clone()], &mut buffer),
@@ -171,7 +171,7 @@ fn more_ranks_than_are_summed_up_at_once_have_the_bits_of_the_oracle(#[values(8,
     Network::SHARING.iter().for_each(|&network| check(network, world_size, &[20_001]));
 }
 
-/// In memory that all ranks share, every algorithm gives the results of messages.
+/// Checks that every algorithm in shared memory gives the bits of the message algorithms.
 fn have_the_bits_of_messages<T: Element + Number>(comm: &mut Communicator, op: ReduceOp) {
     let input: Vec<T> = oracle::sample(3, comm.rank(), 30_000);
     let mut by_messages = input.clone();
@@ -186,7 +186,7 @@ fn have_the_bits_of_messages<T: Element + Number>(comm: &mut Communicator, op: R
 }
 
 #[rstest]
-fn whatever_is_done_to_elements_in_memory_of_all_is_what_messages_do(#[values(2, 3, 8)] world_size: usize) {
+fn reductions_in_shared_memory_give_the_bits_of_messages(#[values(2, 3, 8)] world_size: usize) {
     let operations = [
         ReduceOp::Sum,
         ReduceOp::Mean,

@@ -12,7 +12,8 @@ pub(crate) fn all(root: usize) -> impl Iterator<Item = (DirectCollective, &'stat
     })
 }
 
-/// Runs an operation once, on parts of this many elements, or on a buffer of this many if there are no parts.
+/// Runs an operation once, on parts of this many elements, or on a buffer of this many if the operation has
+/// no parts.
 pub(crate) fn call(
     comm: &mut Communicator,
     (collective, algorithm): (DirectCollective, &'static DirectAlgorithm),

@@ -1,5 +1,5 @@
-//! Ranks that share memory when one of them dies, stops or fails during a call: the others are told in time, and
-//! memory that the rank could access is given up.
+//! Faults of ranks that share memory: one of them dies, stops or fails during a call. The others get an error
+//! in time, and revoke the access to their memory.
 
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ fn assert_names_the_victim(error: &Error) {
 }
 
 #[test]
-fn whatever_a_rank_dies_in_the_others_name_it() {
+fn a_rank_that_dies_in_any_call_is_named_by_the_others() {
     for way in all(VICTIM) {
         // More than one block, and so little data that it fits into the flag line, where a rank that runs ahead
         // finally has to wait.
@@ -180,7 +180,7 @@ fn run<T: Send + 'static>(program: impl Fn(&mut Communicator) -> T + Send + Sync
 }
 
 #[rstest]
-fn a_rank_in_another_call_is_told_and_so_are_all(#[values(true, false)] allocated: bool) {
+fn a_rank_in_another_call_is_an_error_on_every_rank(#[values(true, false)] allocated: bool) {
     let ends = run(move |comm| {
         let op = if comm.rank() == VICTIM { ReduceOp::Max } else { ReduceOp::Sum };
         sums(comm, &write_to_all::ALL_REDUCE, allocated, op)
@@ -211,7 +211,7 @@ fn a_rank_that_does_not_come_is_named_at_the_deadline(#[values(true, false)] all
     }
 }
 
-/// In flag lines, in slots, and from the size on from which allocated memory is written.
+/// The data is published in flag lines, in slots, and, from a certain size on, in allocated memory.
 #[rstest]
 fn a_rank_that_alone_gets_no_shared_memory_takes_part_with_its_own(#[values(0, 1, 1000, 40_001)] len: usize) {
     let network = Network::new(WORLD).with_shared_memory().without_heap(VICTIM);

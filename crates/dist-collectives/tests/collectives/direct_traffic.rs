@@ -1,4 +1,4 @@
-//! The traffic of ranks that share memory equals that of their schedules, to the byte.
+//! The traffic of ranks that share memory equals the traffic of their schedules, to the byte.
 
 use dist_algos::direct::{DirectAlgorithm, DirectCollective, DirectPlan};
 use dist_algos::{Partition, Source};

@@ -32,8 +32,8 @@ fn calls(error: &Error, deviating: usize) -> Option<(Call, Call)> {
     }
 }
 
-/// One rank makes another call than the others. Every rank gets an error, in this call or in the barrier after it,
-/// in which `field` of the two calls differs.
+/// Lets one rank make another call than the others. Every rank must get an error about `field`, in this call
+/// or in the barrier after it.
 #[track_caller]
 fn check(
     network: Network,
@@ -134,7 +134,7 @@ const DEVIATIONS: &[(Program, Program, Field, (&str, &str))] = &[
         |call| format!("{} #{}", call.operation, call.sequence),
         ("all_reduce #0", "all_reduce #0"),
     ),
-    // By then the algorithm is known.
+    // In the second call the algorithm is known.
     (
         |comm| twice(comm).and_then(|()| comm.fork()).and_then(|_| twice(comm)),
         |comm| {
@@ -227,7 +227,7 @@ fn every_rank_learns_of_both_calls_for_any_two_calls(#[values(2, 3, 5, 6)] world
     }
 }
 
-/// In their first call, ranks find out which memory they share. A rank in another call does not take part.
+/// In their first call, ranks determine which memory they share. A rank in another call does not answer.
 #[cfg(all(feature = "shm", target_os = "linux"))]
 #[rstest]
 fn a_rank_in_another_first_call_is_reported_while_the_others_find_their_shared_memory(
@@ -318,7 +318,7 @@ fn a_rank_that_forks_alone_gets_an_error_in_the_next_call(
 
 /// Messages are between two ranks and do not depend on the forks of other ranks.
 #[test]
-fn messages_agree_whatever_communicators_were_made() {
+fn messages_arrive_although_ranks_created_different_communicators() {
     worlds::run(Network::Simulated, 2, |mut comm| {
         let _fork = (comm.rank() == 0).then(|| comm.fork().unwrap());
         let mut word = [7_u8];
@@ -359,7 +359,7 @@ fn third_ranks_learn_of_both_calls() {
 #[rstest]
 #[case::the_others_wait_for_its_messages(|comm: &mut Communicator| comm.all_reduce(&mut [1.0_f32; 8], ReduceOp::Sum), None)]
 #[case::it_waits_for_room(|comm: &mut Communicator| comm.broadcast(&mut [1_u8; 9_000], 0), Some(1_000))]
-fn calls_of_which_only_some_share_memory_are_told_apart_at_once(
+fn calls_with_and_without_shared_memory_are_distinguished_at_once(
     #[case] usual: Program,
     #[case] window: Option<usize>,
     #[values(2, 3, 5)] world_size: usize,
@@ -376,7 +376,7 @@ fn calls_of_which_only_some_share_memory_are_told_apart_at_once(
         let error = usual(&mut comm.with_algorithm(algorithm)).unwrap_err();
         assert!(calls(&error, 0).is_some(), "{error:?}");
     });
-    assert_eq!(outcome.elapsed, Duration::ZERO, "nobody waits for a deadline");
+    assert_eq!(outcome.elapsed, Duration::ZERO, "no rank waits for a deadline");
     let waits = outcome.waits.join("\n");
     assert!(waits.contains("for a signal of rank"), "{waits}");
     assert!(!waits.contains("on channel"), "{waits}");

@@ -51,7 +51,7 @@ fn wherever_a_rank_dies_each_survivor_has_the_right_result_or_names_it_at_once(
 }
 
 #[test]
-fn whichever_byte_of_a_header_arrives_changed_it_is_refused_and_all_name_its_sender() {
+fn a_corrupt_byte_in_any_header_is_rejected_and_all_ranks_name_the_sender() {
     const SENDER: usize = 1;
     for (what, byte) in every(3).flat_map(|what| (0..64).map(move |byte| (what, byte))) {
         let changed = Fault::Corrupt { from: SENDER, to: 2, byte };
@@ -81,7 +81,7 @@ fn is_divided(faults: &[String]) -> bool {
 }
 
 #[rstest]
-fn no_call_outlives_its_deadline_and_all_name_the_same_whatever_goes_wrong(
+fn no_call_outlives_its_deadline_and_all_ranks_name_the_same_rank(
     #[values(1, 2, 3)] faults: usize,
     #[values(false, true)] shares: bool,
 ) {
@@ -94,7 +94,7 @@ fn no_call_outlives_its_deadline_and_all_name_the_same_whatever_goes_wrong(
             let mut comm = Communicator::new(transport);
             comm.set_timeout(TIMEOUT);
             comm.set_order(ReductionOrder::Any);
-            // So that faults happen in different calls.
+            // The order differs by seed, so that faults hit different calls.
             let ways: Vec<_> = every(world_size).collect();
             let first = usize::try_from(seed).unwrap() * 7 % ways.len();
             let (mut longest, runtime) = (Duration::ZERO, comm.runtime().clone());

@@ -11,7 +11,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(10);
 const WORLD: usize = 4;
 
-/// The time at which a rank ended, the culprit's number in the world, and the cause.
+/// The end of a rank: the time, the culprit's number in the world, and the cause.
 type End = (Duration, Option<(usize, &'static str)>);
 
 /// Sums until something fails, or a hundred times; each sum is checked.
@@ -213,7 +213,7 @@ fn a_clock_that_is_fast_ends_its_ranks_wait_early_and_all_name_the_same() {
     }
 }
 
-/// Two hosts of two ranks.
+/// Returns a network of two hosts with two ranks each.
 fn hosts() -> Network {
     let [inside, across] = [1, 20].map(|micros| Link::new(Duration::from_micros(micros), 1_000_000_000));
     Network::new(WORLD).with_hosts(&[0, 0, 1, 1]).with_memory_link(inside).with_host_link(across)
@@ -265,7 +265,7 @@ fn moved(network: &Network) -> (Vec<u32>, Duration) {
     hosts().with_link_between(0, 1, Link::new(Duration::from_micros(1), 10_000_000_000)),
     hosts(),
 )]
-fn links_decide_when_results_are_there_and_not_which(
+fn links_affect_the_time_of_results_and_not_the_results(
     #[case] sooner: Network,
     #[case] later: Network,
     #[values(0, 1, 2)] seed: u64,

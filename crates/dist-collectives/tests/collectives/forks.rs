@@ -67,7 +67,7 @@ fn a_fork_of_a_transport_makes_a_communicator() {
         let mut comm = Communicator::new(fork);
         let mut sum = [1_u32; 2];
         comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
-        // The boxed transport keeps its abilities.
+        // The boxed transport still supports shared memory.
         assert!(comm.algorithm(Operation::AllReduce, 8).unwrap().unwrap().name().starts_with("direct"));
         (comm.rank(), sum)
     });

@@ -98,7 +98,8 @@ const PARTS: &[(&str, Program)] = &[
     }),
 ];
 
-/// The definition: Σ weight · value over the canonical tree in `f32`, divided in `f32`, rounded to `f16`.
+/// Returns the mean by definition: Σ weight · value over the canonical tree in `f32`, divided in `f32`,
+/// rounded to `f16`.
 #[allow(clippy::cast_possible_truncation, reason = "weights are rounded to f32 by definition")]
 fn means(inputs: &[Vec<f16>], weights: &[f64]) -> Vec<f16> {
     let total = oracle::tree(weights, &|left, right| left + right) as f32;

@@ -106,7 +106,7 @@ fn hosts_of_another_world_and_algorithms_without_hosts_are_refused() {
 }
 
 #[test]
-fn ranks_of_one_host_go_by_what_messages_take_there_and_share_its_memory() {
+fn ranks_of_one_host_use_its_costs_and_share_its_memory() {
     worlds::run(Network::SharedMemory(1), 4, |mut comm| {
         comm.set_topology(Hosts::new(&[7; 4]), NEAR).unwrap();
         comm.barrier().unwrap();

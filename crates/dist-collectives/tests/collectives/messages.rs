@@ -1,4 +1,4 @@
-//! Messages have tags, and are a stream of their own beside the collectives.
+//! Messages with tags, which are independent of the collectives.
 
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ fn receives_choose_among_the_messages_of_a_rank_by_tag_and_keep_the_order_within
 }
 
 #[rstest]
-fn the_halos_of_a_ring_are_told_apart_by_their_direction(#[values(1, 2, 3)] world_size: usize) {
+fn the_halos_of_a_ring_are_matched_by_their_direction(#[values(1, 2, 3)] world_size: usize) {
     const TO_LEFT: u32 = 1;
     const TO_RIGHT: u32 = 2;
     for &network in Network::ALL {
@@ -84,7 +84,7 @@ fn the_halos_of_a_ring_are_told_apart_by_their_direction(#[values(1, 2, 3)] worl
     }
 }
 
-/// The messages of each pair of ranks in a random exchange, as their tags in the order of the sends.
+/// Returns the messages of each pair of ranks in a random exchange, as their tags in the order of the sends.
 fn random_tags(rng: &mut Rng, world_size: usize) -> Vec<Vec<Vec<u32>>> {
     let tags = |rng: &mut Rng| (0..rng.usize(0..5)).map(|_| rng.u32(0..3)).collect();
     (0..world_size).map(|_| (0..world_size).map(|_| tags(rng)).collect()).collect()
@@ -153,7 +153,7 @@ fn started_messages_have_tags_too() {
     });
 }
 
-/// Rank 1 sends messages with tags 5 and 6, and rank 0 waits for one with tag 7.
+/// Sends messages with tags 5 and 6 from rank 1, while rank 0 waits for one with tag 7.
 fn wait_for_another_tag(leaves: bool) -> (Error, Duration) {
     let mut errors = worlds::run(Network::Simulated, 2, move |mut comm| {
         if comm.rank() == 1 {
@@ -205,7 +205,7 @@ fn a_kept_message_of_another_type_or_length_is_refused_on_every_rank(
             comm.with_tag(1).send(&[1_u8], 0).unwrap();
             return comm.barrier().unwrap_err();
         }
-        // The message with tag 0 arrives first, and is kept.
+        // The message with tag 0 arrives first, and stays in the queue.
         comm.with_tag(1).recv(&mut [0_u8], 1).unwrap();
         receive(&mut comm).unwrap_err()
     });

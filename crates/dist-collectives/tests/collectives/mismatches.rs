@@ -47,7 +47,8 @@ fn errors(
     })
 }
 
-/// A program in which one rank makes another call, and the messages of both calls never meet.
+/// A program whose ranks make different calls, so that the messages of the calls are never received by each
+/// other.
 struct NeverMet {
     world_size: usize,
     /// The rank that makes the other call.
@@ -124,7 +125,7 @@ fn a_child_reports_a_call_that_differed_on_its_parent() {
 }
 
 #[test]
-fn calls_with_other_arguments_are_said_to_differ_in_these() {
+fn the_error_of_differing_calls_names_the_arguments() {
     for network in Network::SHARING {
         let texts = worlds::run(*network, 2, |mut comm| {
             sum(&mut comm).unwrap();
@@ -393,7 +394,7 @@ impl Step {
             (10, true) => comm.start_barrier().wait().map_err(Error::from),
             (11, false) => comm.scan(&mut part.clone(), ReduceOp::Sum),
             (11, true) => wait(comm.start_scan(part, ReduceOp::Sum)),
-            // Only two ranks know of these calls, or each rank of its own.
+            // Only two ranks, or only this rank, take part in these calls.
             (12, _) if world_size == 1 => Ok(()),
             (12, _) => match (rank, (root + 1) % world_size) {
                 (_, to) if rank == root => comm.send(&part, to),

@@ -16,7 +16,7 @@ type Call = fn(&mut Communicator) -> Result<(), Error>;
 
 type Move = fn(&mut Communicator, &[f32], &mut [f32]) -> Result<(), Error>;
 
-/// All operations, among three ranks, in which each rank waits for every other at some point.
+/// All operations among three ranks. In this sequence each rank waits for every other at some point.
 const EVERYTHING: &[Call] = &[
     |comm| comm.all_reduce(&mut [1.0_f32; 5], ReduceOp::Sum),
     |comm| comm.all_reduce(&mut [1.0_f32; 5], ReduceOp::WeightedMean(1.0)),
@@ -130,7 +130,7 @@ fn a_ring_sends_two_n_minus_one_nths_of_the_buffer(#[values(2, 3, 5, 8)] world_s
 
 /// In each round another rank comes a second after the others.
 #[rstest]
-fn barriers_back_to_back_let_nobody_out_before_the_last_is_in(
+fn barriers_back_to_back_release_no_rank_before_the_last_has_entered(
     #[values(&barrier::RING, &barrier::DISSEMINATION)] algorithm: &'static MessageAlgorithm,
     #[values(2, 3, 6)] world_size: usize,
 ) {

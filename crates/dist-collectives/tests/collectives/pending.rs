@@ -14,7 +14,7 @@ use crate::worlds::{self, Network};
 const MINUTE: Duration = Duration::from_secs(60);
 
 #[rstest]
-fn many_in_flight_give_what_blocking_ones_give(
+fn many_started_operations_give_the_results_of_blocking_ones(
     #[values(Network::Simulated, Network::Threads)] network: Network,
     #[values(1, 2, 3, 4)] world_size: usize,
 ) {
@@ -27,7 +27,7 @@ fn many_in_flight_give_what_blocking_ones_give(
             .iter()
             .map(|&len| comm.start_all_reduce(inputs(len as u64, len)[comm.rank()].clone(), ReduceOp::Mean))
             .collect();
-        // Blocking calls run meanwhile on the communicator itself.
+        // Blocking calls run on the communicator itself at the same time.
         let mut ones = [1_u8];
         comm.all_reduce(&mut ones, ReduceOp::Sum).unwrap();
         assert_eq!(usize::from(ones[0]), world_size);
@@ -141,7 +141,7 @@ fn testing_never_waits_and_returns_the_memory_of_an_operation_that_has_ended() {
 #[rstest]
 #[case::the_handle(true)]
 #[case::the_communicator(false)]
-fn dropping_waits_for_what_was_started(#[case] the_handle: bool) {
+fn drop_waits_for_the_started_operation(#[case] the_handle: bool) {
     let outcome = sim::run(1, 2, move |transport| {
         let mut comm = Communicator::new(transport);
         if comm.rank() == 0 {
@@ -207,8 +207,8 @@ fn a_panic_aborts_the_job_instead_of_waiting(#[case] keep_the_communicator: bool
     drop(kept);
 }
 
-/// Rank 1 keeps the handle of an operation that has ended until rank 0 is done. The transports of rank 0 wait until
-/// all others have left.
+/// Rank 1 holds the handle of an operation that has ended until rank 0 is done. The transports of rank 0 wait
+/// until all others have left.
 #[cfg(feature = "tcp")]
 #[test]
 fn a_handle_that_outlives_the_communicator_does_not_keep_its_rank_in_the_job() {

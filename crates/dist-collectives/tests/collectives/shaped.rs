@@ -15,7 +15,7 @@ fn numbered(rank: usize, shape: &[usize]) -> ArrayD<i64> {
     ArrayD::from_shape_vec(shape, (start..start + len).collect()).unwrap()
 }
 
-/// The elements in order.
+/// Returns the elements in order.
 fn flat(array: &ArrayD<i64>) -> Vec<i64> {
     array.iter().copied().collect()
 }
@@ -95,7 +95,7 @@ fn all_to_all_keeps_the_shape(#[case] world_size: usize, #[case] shape: &'static
 #[case::two_dims(&[3, 2])]
 #[case::no_dims(&[])]
 #[case::empty(&[2, 0])]
-fn operations_in_place_do_to_elements_what_they_do_to_slices(
+fn operations_in_place_treat_arrays_like_slices(
     #[values(1, 2, 3)] world_size: usize,
     #[case] shape: &'static [usize],
 ) {
@@ -197,7 +197,7 @@ fn all_gather_v_puts_any_rows_together_and_reduce_scatter_v_takes_them_apart(
     }
 }
 
-/// Rank `r` sends `r` elements to rank 0, one to other ranks, and none to itself except on rank 0.
+/// Rank `r` sends `r` elements to rank 0 and one to other ranks. Only rank 0 sends elements to itself.
 #[test]
 fn all_to_all_v_reads_flat_and_gives_one_list_in_rank_order() {
     let outputs = run(3, |comm| {
@@ -232,7 +232,7 @@ fn all_to_all_v_checks_its_counts_in_a_world_of_one_too() {
 #[rstest]
 #[case::to_another(0, 1)]
 #[case::to_itself(1, 1)]
-fn all_to_all_v_compares_what_is_sent_with_what_is_expected(#[case] from: usize, #[case] to: usize) {
+fn all_to_all_v_compares_sent_with_expected_lengths(#[case] from: usize, #[case] to: usize) {
     let errors = run(2, move |comm| {
         let mut receives = vec![2, 2];
         if comm.rank() == to {

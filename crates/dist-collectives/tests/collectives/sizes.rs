@@ -25,7 +25,7 @@ const PROGRAMS: [Program; 4] = [
 ];
 
 #[test]
-fn ranks_whose_counts_differ_find_out_before_a_byte_is_used() {
+fn differing_counts_are_an_error_before_a_byte_is_used() {
     for (index, program) in PROGRAMS.into_iter().enumerate() {
         // The sums and the sets of numbers are equal; only the order differs.
         for odd in [&[3, 1, 2][..], &[2, 2, 2], &[1, 2, 4]] {
@@ -167,7 +167,7 @@ fn only_the_root_needs_memory_for_all_parts() {
 /// Rank `from` sends another number of elements to `to` than it expects: all ranks get the same error, and the
 /// communicator still works.
 #[rstest]
-fn every_rank_learns_which_rank_sends_an_unexpected_length(
+fn every_rank_names_the_rank_that_sends_an_unexpected_length(
     #[values(Network::Simulated, Network::Threads)] network: Network,
     #[values((1, 0, 0), (2, 0, 1), (3, 2, 0), (5, 1, 1), (8, 6, 3))] place: (usize, usize, usize),
 ) {

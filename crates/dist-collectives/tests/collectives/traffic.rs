@@ -1,4 +1,5 @@
-//! The traffic equals that of the forced schedule, as the verifier counts it, to the byte.
+//! The traffic of an operation equals the traffic of the forced schedule, as the verifier counts it, to the
+//! byte.
 
 use dist_algos::verify::{self, Report};
 use dist_algos::{
@@ -24,7 +25,8 @@ fn check_two_levels(hosts: &'static [u64], collective: CollectiveKind, len: usiz
     let of_operation = ALGORITHMS.two_level().filter(|two| two.collective == collective);
     for two in of_operation.filter(|two| two.supports(&known)) {
         let root = collective.roots(known.world_size()).end - 1;
-        let report = verify::two_level(two, &known, root).expect("what serves hosts is proven for them");
+        let report = verify::two_level(two, &known, root)
+            .expect("algorithms are proven for the hosts that they support");
         let call = move |comm: &mut Communicator| {
             let model = CostModel::default();
             comm.set_topology(Hosts::new(hosts), model).and_then(|()| call(&mut comm.with_algorithm(two)))
@@ -57,7 +59,9 @@ fn check(
 /// Returns the algorithms that support a world, and their reports of the verifier.
 fn proven(collective: CollectiveKind, n: usize, root: usize) -> Vec<(&'static MessageAlgorithm, Report)> {
     let of_operation = ALGORITHMS.messages().filter(|algorithm| algorithm.collective == collective);
-    let prove = |algorithm| verify::prove(algorithm, n, root).expect("what serves a world is proven for it");
+    let prove = |algorithm| {
+        verify::prove(algorithm, n, root).expect("algorithms are proven for the worlds that they support")
+    };
     let proven: Vec<_> = of_operation
         .filter(|algorithm| algorithm.supports(n))
         .map(|algorithm| (algorithm, prove(algorithm)))
@@ -70,7 +74,7 @@ fn cut(len: usize, parts: usize) -> Partition<'static> {
     Partition::new(len, 4, parts).expect("it fits")
 }
 
-/// Uneven parts: each rank has as many elements as its number squared.
+/// Returns uneven counts: the square of each rank's number.
 fn counts(world_size: usize) -> Vec<usize> {
     (0..world_size).map(|rank| rank * rank).collect()
 }
@@ -168,7 +172,7 @@ fn copies(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
     }
 }
 
-/// The traffic of a value that all ranks agree on in one small all_reduce.
+/// Returns the traffic of a small all_reduce on whose value all ranks agree.
 fn agreement(rank: usize, n: usize, bytes: usize) -> Traffic {
     let algorithm = suggested(CollectiveKind::AllReduce, n, bytes);
     let cut = Partition::new(1, bytes, algorithm.chunks(n)).unwrap();

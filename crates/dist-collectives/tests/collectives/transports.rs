@@ -88,7 +88,7 @@ fn run<T: Send + 'static>(
 }
 
 #[test]
-fn ranks_that_do_different_things_notice_whatever_their_transport_says() {
+fn differing_calls_are_detected_with_any_error_of_the_transport() {
     // The transport sees the same call each time, in the flag line, in slots and in allocated memory.
     for len in [1, 20_000, 1 << 20] {
         let outcomes = run(None, move |mut comm| {
@@ -109,7 +109,7 @@ fn ranks_that_do_different_things_notice_whatever_their_transport_says() {
 #[test]
 fn an_open_window_is_read_and_closed_in_its_own_memory_only() {
     let opened = AtomicUsize::new(0);
-    // Memory is requested to find out what is shared, and to open the window.
+    // The program allocates memory in order to determine what is shared, and to open the window.
     let outcomes = run(Some(2), move |mut comm| {
         let mut buffer = comm.alloc::<u32>(1000).unwrap();
         buffer.fill(7);

@@ -111,7 +111,7 @@ fn attributes_of_serde_are_respected(#[case] level: u8) {
     });
 }
 
-/// Every rank gets the same error, and the communicator still works.
+/// Checks that every rank gets the same error, and that the communicator still works.
 #[track_caller]
 fn check(problem: ValueProblem, of: usize, program: fn(&mut Communicator) -> Result<(), Error>) {
     worlds::run(Network::Simulated, 3, move |mut comm| {
@@ -203,9 +203,9 @@ fn the_rank_that_could_not_encode_knows_why() {
 }
 
 #[test]
-fn bytes_of_another_type_are_told_from_a_value() {
+fn bytes_of_another_type_are_not_decoded_as_a_value() {
     worlds::run(Network::Simulated, 2, |mut comm| {
-        // The encoding is longer than a number, or there is none.
+        // The encoding is longer than a number, or empty.
         let error = match comm.rank() {
             0 => return drop(comm.broadcast_value(Some("seven".to_owned()), 0).unwrap()),
             _ => comm.broadcast_value::<u8>(None, 0).unwrap_err(),

@@ -25,7 +25,7 @@ fn buffer(comm: &mut Communicator, len: usize, allocated: bool) -> Buffer<u32> {
 }
 
 #[rstest]
-fn every_rank_reads_what_every_rank_has(
+fn every_rank_reads_the_memory_of_every_rank(
     #[values(0, 1)] network: usize,
     #[values(1, 2, 3, 4)] world_size: usize,
     #[values(0, 1, 7, 1000)] len: usize,
@@ -55,7 +55,7 @@ fn every_rank_reads_what_every_rank_has(
 }
 
 #[rstest]
-fn nobody_gets_a_buffer_back_before_all_have_read_it(#[values(false, true)] allocated: bool) {
+fn no_rank_gets_its_buffer_back_before_all_have_read_it(#[values(false, true)] allocated: bool) {
     for &network in Network::SHARING {
         run(network, 3, move |mut comm| {
             let (mut other, rank) = (comm.fork().unwrap(), comm.rank());

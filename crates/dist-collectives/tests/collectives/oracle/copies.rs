@@ -24,7 +24,8 @@ fn broadcast<T: Probe>(comm: &mut World, len: usize, root: usize) {
     }
 }
 
-/// Equal parts of this length, in place, and uneven parts of this many elements together.
+/// Checks an all_gather of equal parts of this length, in place, and of uneven parts of this many elements
+/// together.
 fn all_gather<T: Probe>(comm: &mut World, len: usize) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let part = len / world_size;

@@ -1,4 +1,4 @@
-//! Operations that move elements which are no numbers: structs, arrays and wide integers of any size.
+//! Operations that move elements other than numbers: structs, arrays and wide integers of any size.
 
 use std::fmt::Debug;
 
@@ -9,7 +9,7 @@ use dist_collectives::{Buffer, Communicator, ElementType, Error, Message, OwnedM
 use super::{World, part_of, parts, ways};
 use crate::worlds::{self, Network};
 
-/// 24 bytes, which do not divide 64.
+/// An element of 24 bytes, which do not divide 64.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 #[repr(C)]
 struct Particle {
@@ -22,7 +22,7 @@ struct Particle {
 fn sample<T: Pod>(rank: usize, len: usize) -> Vec<T> {
     let mut elements = vec![T::zeroed(); len];
     let mut random = fastrand::Rng::with_seed(rank as u64);
-    // The bytes of small floats: no NaN, which is not equal to itself.
+    // These are the bytes of small floats. A NaN would not be equal to itself.
     bytemuck::cast_slice_mut(&mut elements).fill_with(|| random.u8(..100));
     elements
 }

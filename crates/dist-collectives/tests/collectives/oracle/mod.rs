@@ -21,7 +21,7 @@ fn lengths(world_size: usize) -> [usize; 7] {
     [0, 1, world_size - 1, world_size, world_size + 1, 127, 3000]
 }
 
-/// Every rank's input.
+/// Returns the input of every rank.
 pub(crate) fn inputs<T: Number>(world_size: usize, len: usize) -> Vec<Vec<T>> {
     (0..world_size).map(|rank| oracle::sample(len as u64, rank, len)).collect()
 }

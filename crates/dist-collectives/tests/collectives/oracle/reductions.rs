@@ -15,7 +15,7 @@ fn reduction(op: ReduceOp) -> Reduction {
     Reduction::parse(op.name()).expect("the oracle knows every operation")
 }
 
-/// One reduction of one length in every form, by these algorithms.
+/// A reduction of one length, which is checked in every form with these algorithms.
 struct Case<'a, T> {
     op: ReduceOp,
     inputs: Vec<Vec<T>>,
@@ -70,7 +70,7 @@ impl<'a, T: Probe> Case<'a, T> {
         }
     }
 
-    /// Equal parts, of the divisible part of the input; in place; and uneven parts.
+    /// Checks equal parts of the divisible part of the input, in place, and uneven parts.
     fn reduce_scatter(&self, comm: &mut World) {
         let (rank, world_size) = (comm.rank(), comm.world_size());
         let input = &self.inputs[rank];
@@ -121,7 +121,7 @@ impl<'a, T: Probe> Case<'a, T> {
     }
 }
 
-/// The result of rank 0 in an exclusive scan.
+/// Returns the result of rank 0 in an exclusive scan.
 fn nothing<T: Probe>(op: ReduceOp) -> T {
     let infinite = |infinity: f64, bound: T| {
         if T::DTYPE.is_float() { T::from(infinity).expect("floats are infinite") } else { bound }
@@ -281,7 +281,7 @@ fn every_root_gets_the_same_reduction(#[values(2, 3, 5, 8, 17)] world_size: usiz
     });
 }
 
-/// Whole numbers so small that every order gives the same sum.
+/// Returns whole numbers so small that every order gives the same sum.
 fn small_inputs(world_size: usize, len: usize) -> Vec<Vec<f32>> {
     let small = |noise: u8| f32::from(noise % 16);
     inputs::<u8>(world_size, len).into_iter().map(|input| input.into_iter().map(small).collect()).collect()
@@ -313,7 +313,7 @@ fn any_order_gives_exact_sums_and_the_same_bits_on_every_rank(
     assert!(results.iter().all(|noisy| *noisy == results[0]));
 }
 
-/// Forced algorithms, because the library's choice assumes canonical order here.
+/// Returns algorithms to force, because the library's choice assumes canonical order here.
 fn every_in_any_order(operation: Operation) -> Vec<Option<Algorithm>> {
     ways(operation).filter(Option::is_some).collect()
 }

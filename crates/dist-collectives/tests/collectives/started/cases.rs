@@ -30,7 +30,7 @@ impl<B: Memory + 'static> Handle for Pending<B> {
     }
 }
 
-/// Returns the memory of an operation as a list.
+/// A memory of an operation that can be converted to a list.
 pub(super) trait Memory {
     fn elements(self) -> Vec<i64>;
 }
@@ -314,7 +314,7 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// The operations in which every rank waits for others.
+/// Returns the operations in which every rank waits for others.
 pub(super) fn waiting_cases() -> impl Iterator<Item = &'static Case> {
     CASES.iter().filter(|case| case.failed != Given::Sent)
 }

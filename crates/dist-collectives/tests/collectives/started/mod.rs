@@ -29,7 +29,7 @@ enum Waiting {
 }
 
 #[rstest]
-fn all_in_flight_together_give_what_blocking_ones_give(
+fn all_operations_in_flight_together_give_the_results_of_blocking_ones(
     #[values(Network::Simulated, Network::Threads)] network: Network,
     #[values(1, 2, 3, 4, 5)] world_size: usize,
     #[values(Waiting::InOrder, Waiting::Backwards, Waiting::Dropping)] waiting: Waiting,
@@ -37,7 +37,7 @@ fn all_in_flight_together_give_what_blocking_ones_give(
     worlds::run(network, world_size, move |mut comm| {
         let twice = CASES.iter().chain(CASES);
         let mut handles: Vec<_> = twice.map(|case| (case, (case.start)(&mut comm))).collect();
-        // Blocking calls run meanwhile.
+        // Blocking calls run at the same time.
         let expected: Vec<_> = CASES.iter().map(|case| (case.name, (case.block)(&mut comm))).collect();
         match waiting {
             Waiting::InOrder => {}
@@ -55,7 +55,7 @@ fn all_in_flight_together_give_what_blocking_ones_give(
 }
 
 #[test]
-fn they_end_in_the_order_in_which_they_began() {
+fn started_operations_end_in_the_order_of_their_starts() {
     let outcome = sim::run(5, 3, |transport| {
         let mut comm = Communicator::new(transport);
         for (waited_for, last) in CASES.iter().enumerate() {
@@ -113,7 +113,7 @@ fn the_deadline_of_a_queued_operation_has_begun() {
     }
 }
 
-/// The way in which the owner of a handle ends the operation.
+/// A way to end the operation by its handle.
 #[derive(Clone, Copy)]
 enum Ending {
     Waiting,
@@ -358,7 +358,7 @@ fn counts_that_fit_nothing_are_refused_by_the_operation() {
             |comm| boxed(comm.start_all_gather_v(own(comm), vec![4, usize::MAX])),
             "all_gather: the sum of the counts is larger than any memory",
         ),
-        // No memory is allocated on the way.
+        // The operation itself allocates no memory.
         (
             |comm| boxed(comm.start_reduce_scatter_v(own(comm), vec![usize::MAX / 16; 2], ReduceOp::Sum)),
             "reduce_scatter: the input has 4 elements, not 2305843009213693950",
