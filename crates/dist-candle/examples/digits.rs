@@ -1,7 +1,7 @@
 //! Trains a convolutional network to read digits on any number of processes: `digits_alone` with four changed lines.
 //!
 //! `distctl run -n 2 -- cargo run --release -p dist-candle --example digits -- [EPOCHS] [DROPOUT] [FILE]`
-#![allow(clippy::print_stdout, reason = "it tells its user what it does")]
+#![allow(clippy::print_stdout, reason = "the example prints its progress")]
 
 mod digits_data;
 

@@ -2,7 +2,7 @@
 //! many.
 //!
 //! `cargo run --release -p dist-candle --example digits_alone -- [EPOCHS] [DROPOUT] [FILE]`
-#![allow(clippy::print_stdout, reason = "it tells its user what it does")]
+#![allow(clippy::print_stdout, reason = "the example prints its progress")]
 
 mod digits_data;
 

@@ -2,7 +2,7 @@
 //! evaluation.
 //!
 //! `distctl run -n 2 -- cargo run --release -p dist-candle --example own_loop -- [STEPS] [DIRECTORY]`
-#![allow(clippy::print_stdout, reason = "it tells its user what it does")]
+#![allow(clippy::print_stdout, reason = "the example prints its progress")]
 
 use std::error::Error;
 use std::num::NonZeroUsize;

@@ -25,7 +25,7 @@ pub trait Activation: sealed::Sealed + Sized + Send + 'static {
 }
 
 mod sealed {
-    #[allow(unnameable_types, reason = "that it cannot be named is what seals the trait")]
+    #[allow(unnameable_types, reason = "the trait is sealed because this type cannot be named")]
     pub trait Sealed: Clone {}
 }
 
@@ -167,8 +167,8 @@ impl GivenTensor {
     }
 }
 
-/// Sends activations from stage to stage of a pipeline: tensors of floats of any shape, or tuples and lists
-/// of tensors.
+/// A codec that sends activations from stage to stage of a pipeline: tensors of floats of any shape, or
+/// tuples and lists of tensors.
 ///
 /// A tuple or list is one message. Its tensors can have different types, integers too. The gradient's message
 /// has no values for integer tensors.

@@ -68,7 +68,8 @@ impl AdamW {
         Ok(Self { params, trained, states: states.in_type_of_parameters(), steps: 0.0 })
     }
 
-    /// As [`new`](Self::new), with candle's default settings but for the learning rate.
+    /// Creates the optimizer as [`new`](Self::new) does, with candle's default settings except for the
+    /// learning rate.
     ///
     /// # Errors
     /// As for [`new`](Self::new).

@@ -21,8 +21,8 @@ pub enum CandleError {
         /// candle's error.
         source: candle_core::Error,
     },
-    /// A variable has a type that dist does not support, or is to be trained and has a type that cannot be
-    /// trained.
+    /// A variable has a type that dist does not support, or is a trained parameter and has a type that cannot
+    /// be trained.
     #[error(
         "variable {name} is of type {dtype:?}: f32, f64, f16 and bf16 can be trained, and u8, u32, i16, i32 and \
          i64 can be buffers"

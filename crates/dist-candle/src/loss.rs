@@ -39,7 +39,7 @@ pub trait TensorLoss: sealed::Sealed {
 }
 
 mod sealed {
-    #[allow(unnameable_types, reason = "that it cannot be named is what seals the trait")]
+    #[allow(unnameable_types, reason = "the trait is sealed because this type cannot be named")]
     pub trait Sealed {}
 }
 

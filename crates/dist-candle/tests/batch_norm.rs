@@ -24,7 +24,7 @@ const STRATEGIES: [ShardingStrategy; 5] = [
     ShardingStrategy::HybridShard { shard_degree: 2 },
 ];
 
-/// A linear layer and a batch norm.
+/// Returns a linear layer and a batch norm.
 fn model(sync: BufferSync) -> Sequence<Tensor> {
     let map = VarMap::new();
     let vars = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);
@@ -44,7 +44,7 @@ fn model(sync: BufferSync) -> Sequence<Tensor> {
     model
 }
 
-/// The rows of a micro-batch, different for every step and number.
+/// Returns the rows of a micro-batch, different for every step and number.
 fn rows(step: usize, number: usize) -> candle_core::Result<Tensor> {
     let shift = (step * 10 + number) as f64;
     Tensor::arange(0f32, 8.0, &Device::Cpu)?.reshape((4, 2))?.affine(0.5, shift)?.sin()
@@ -333,7 +333,7 @@ fn state_that_is_not_declared_is_refused_where_it_would_be_lost() {
 }
 
 #[test]
-fn only_the_last_part_of_a_name_makes_a_buffer_and_it_can_be_said_otherwise() {
+fn buffers_are_recognised_by_the_last_part_of_a_name_or_declared() {
     let map = VarMap::new();
     let vars = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu).pp("b");
     for name in ["running_mean", "norm.running_var", "running_mean.weight", "my_running_mean", "counter"] {
@@ -431,7 +431,7 @@ fn the_running_mean_of_constant_batches_is_the_same_under_every_strategy(
     }
 }
 
-/// Sixteen rows of two channels at three positions.
+/// Returns sixteen rows of two channels at three positions.
 fn all_rows(step: usize) -> candle_core::Result<Tensor> {
     Tensor::arange(0f32, 96.0, &Device::Cpu)?.reshape((16, 2, 3))?.affine(0.37, step as f64)?.sin()
 }
@@ -441,8 +441,8 @@ fn synchronised_model(comm: &mut Communicator) -> Sequence<Tensor> {
     SequenceBuilder::new().plain_block(norm).build().unwrap()
 }
 
-/// Parameters and buffers by index, and an output in evaluation mode, after steps in which each rank has a share of
-/// the rows.
+/// Trains some steps, with a share of the rows on each rank. Returns parameters and buffers by index, and an
+/// output in evaluation mode.
 fn train_synchronised(
     mut comm: Communicator,
     strategy: Option<ShardingStrategy>,
@@ -492,7 +492,7 @@ fn a_synchronised_batch_norm_trains_the_bits_of_one_process_with_the_whole_batch
 
 /// Two blocks compute the same: candle's batch norm with the whole batch, and the synchronised one with half of it.
 #[test]
-fn a_synchronised_batch_norm_computes_what_candle_computes_of_the_whole_batch() {
+fn a_synchronised_batch_norm_agrees_with_candle_on_the_whole_batch() {
     let outcome = sim::run(1, 2, |transport| {
         let mut comm = Communicator::new(transport);
         let (mut model, own) = (synchronised_model(&mut comm), 8 * comm.rank());

@@ -119,7 +119,7 @@ fn every_float_type_is_handed_out_as_itself(#[case] dtype: DType) {
 }
 
 #[test]
-fn the_parameters_of_a_var_map_are_sorted_by_name_whatever_its_order() {
+fn the_parameters_of_a_var_map_are_sorted_by_name() {
     let map = VarMap::new();
     let builder = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);
     let other = candle_nn::linear(2, 2, builder.pp("other")).unwrap();
@@ -187,8 +187,8 @@ fn an_operation_without_a_backward_pass_is_an_error_and_not_a_missing_gradient()
     assert!(error.to_string().contains("block norm: no gradient reaches the input"), "{error}");
 }
 
-/// x + scale · norm(x), with different norms. The first term gives x a gradient even if the norm has no backward
-/// pass.
+/// Returns x + scale · norm(x), with different norms. The first term gives x a gradient even if the norm has
+/// no backward pass.
 fn residual(
     norm: impl Fn(&Tensor, &Tensor, &Tensor) -> candle_core::Result<Tensor> + Send,
 ) -> CandleBlock<impl Module + Send> {
@@ -198,7 +198,7 @@ fn residual(
     CandleBlock::new("layer", vars, module).expect("a valid block")
 }
 
-/// The result of a backward pass, and the gradients that it reported.
+/// Returns the result of a backward pass, and the gradients that it reported.
 fn backward(block: &mut CandleBlock<impl Module + Send>) -> (Result<Option<Tensor>, BoxError>, Vec<usize>) {
     let (output, saved) = block.forward(var(&[2, WIDTH], 3).as_tensor().clone()).expect("shapes that fit");
     let mut reported = Vec::new();
@@ -229,7 +229,8 @@ fn a_norm_without_a_backward_pass_beside_a_residual_connection_is_an_error() {
     assert!(seen.is_empty(), "the error comes before any gradient leaves the block");
 }
 
-/// A module with two parameters. An operation of candle without a backward pass hides the gradient of one of them.
+/// Returns a module with two parameters. An operation of candle without a backward pass hides the gradient of
+/// one of them.
 fn cut_off(
     operation: impl Fn(&Tensor) -> candle_core::Result<Tensor> + Send,
 ) -> CandleBlock<impl Module + Send> {
@@ -375,7 +376,8 @@ fn a_parameter_that_may_be_unused_may_have_no_gradient_and_another_may_not() {
 
 type Uses = fn(&Tensor, &Var) -> candle_core::Result<Tensor>;
 
-/// The backward pass of a block with one parameter and a module that also uses a variable or constant of its own.
+/// Runs the backward pass of a block with one parameter, whose module also uses a variable or constant
+/// outside of the block.
 fn backward_with(foreign: Var, uses: Uses) -> Result<Vec<usize>, String> {
     let own = var(&[WIDTH], 1);
     let gain = own.as_tensor().clone();
@@ -469,7 +471,7 @@ fn a_loss_may_use_constants_but_no_variables() {
     assert_eq!(gradient.to_vec1::<f32>().unwrap(), weight.to_vec1::<f32>().unwrap());
 }
 
-/// An embedding, and a head with the embedding's table for its weight.
+/// Returns an embedding, and a head with the embedding's table for its weight.
 fn tied_blocks(table: &Var) -> (CandleBlock<candle_nn::Embedding>, CandleBlock<candle_nn::Linear>) {
     let embed = candle_nn::Embedding::new(table.as_tensor().clone(), WIDTH);
     let head = candle_nn::Linear::new(table.as_tensor().clone(), None);
@@ -526,7 +528,7 @@ fn a_variable_that_one_block_trains_and_another_has_frozen_is_refused_with_both_
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_by_name() {
+fn invalid_declarations_are_rejected_by_name() {
     let identity = |x: &Tensor| Ok(x.clone());
     let error = CandleBlock::new("b", [("w", var(&[1], 0)), ("w", var(&[1], 1))], identity).unwrap_err();
     assert_eq!(error.to_string(), "block b has two parameters named b.w");
@@ -557,7 +559,7 @@ fn what_makes_no_sense_is_refused_by_name() {
 }
 
 #[test]
-fn an_error_of_the_one_who_takes_the_gradients_ends_the_backward_pass() {
+fn an_error_of_the_gradient_hook_ends_the_backward_pass() {
     let mut model = model();
     let (output, saved) = model.forward(ids(0)).unwrap();
     let mut calls = 0;

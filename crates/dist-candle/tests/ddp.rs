@@ -133,7 +133,7 @@ fn shares_that_are_no_power_of_two_give_the_same_bits_on_every_rank_and_in_every
 
 /// Files that a sharded training has saved can be read by candle, and the reverse.
 #[test]
-fn candle_reads_a_consolidated_checkpoint_and_writes_what_is_loaded() {
+fn candle_reads_a_consolidated_checkpoint_and_its_files_can_be_loaded() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().to_owned();
     let program = move |transport| {

@@ -10,7 +10,7 @@ use rstest::rstest;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// `cargo test` builds examples beside the tests.
+/// Returns the path of the example; `cargo test` builds examples next to the tests.
 fn program() -> PathBuf {
     let test = std::env::current_exe().expect("this test has a path");
     let program = test.ancestors().nth(2).expect("tests lie in deps").join("examples/train_lm");
@@ -97,7 +97,7 @@ fn every_strategy_computes_the_bits_of_one_process(#[case] strategy: &[&str]) {
 #[rstest]
 #[case(&["--strategy", "ddp"])]
 #[case(&["--strategy", "fsdp"])]
-fn the_bits_do_not_depend_on_what_messages_go_through(
+fn the_bits_do_not_depend_on_the_transport(
     #[case] strategy: &[&str],
     #[values("auto", "shm", "tcp")] transport: &str,
 ) {
@@ -140,12 +140,12 @@ fn training_goes_on_from_a_checkpoint_by_another_strategy_with_the_same_bits(
 }
 
 #[test]
-fn compressed_trainings_are_drawn_side_by_side_and_say_what_they_send() {
+fn compressed_trainings_are_compared_with_their_sent_bytes() {
     let folder = folder();
     let forms = ["none", "bf16", "int8", "topk:0.01", "powersgd:4"];
     let arguments = ["--ranks", "2", "--steps", "30", "--width", "32", "--compress", &forms.join(",")];
     let mut command = demo(folder.path(), &arguments);
-    // With shared memory nothing is sent.
+    // Ranks that share memory send no messages.
     command.env("DIST_TRANSPORT", "tcp");
     let lines = lines(command);
     assert_eq!(lines.len(), forms.len() * 31);
@@ -177,7 +177,7 @@ const TORCHRUN: [(&str, &str); 4] = [
 ];
 
 #[test]
-fn processes_meet_whatever_a_surrounding_job_has_set() {
+fn processes_join_in_spite_of_the_variables_of_a_surrounding_job() {
     let folder = folder();
     let mut command = demo(folder.path(), &["--ranks", "2", "--steps", "1"]);
     command.envs(TORCHRUN);

@@ -1,6 +1,6 @@
 //! Runs the unit tests in the modules of the demo. Cargo does not build an example to run it if its tests are
 //! enabled.
-#![allow(dead_code, reason = "what only the demo's main function uses")]
+#![allow(dead_code, reason = "only the demo's main function uses some items")]
 
 #[path = "../examples/train_lm/model.rs"]
 mod model;

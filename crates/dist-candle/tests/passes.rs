@@ -37,7 +37,7 @@ const STEPS: usize = 2;
 const MICRO_BATCHES: usize = 4;
 const BLOCKS: usize = 4;
 
-/// Four linear layers, each with a dropout.
+/// Returns four linear layers, each with a dropout.
 fn model() -> Sequence<Tensor> {
     let map = VarMap::new();
     let vars = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);

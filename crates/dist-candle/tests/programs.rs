@@ -10,7 +10,7 @@ use dist_parallel::checkpoint::Checkpoints;
 use dist_transport::process::Coordinator;
 use rstest::rstest;
 
-/// `cargo test` builds examples beside the tests.
+/// Returns the path of an example; `cargo test` builds examples next to the tests.
 fn program(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("this test has a path");
     let program = test.ancestors().nth(2).expect("tests lie in deps").join("examples").join(name);
@@ -58,7 +58,7 @@ fn stdout(Output { status, stdout, stderr }: Output) -> String {
     String::from_utf8(stdout).expect("text")
 }
 
-/// Returns the lines of a program, without those of its description.
+/// Returns the lines of a program without its description.
 fn lines(name: &str) -> Vec<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name).with_extension("rs");
     let text = std::fs::read_to_string(path).unwrap();
@@ -67,7 +67,7 @@ fn lines(name: &str) -> Vec<String> {
 
 /// Returns the number of removed and added lines between two texts.
 fn diff(before: &[String], after: &[String]) -> usize {
-    // By the longest common subsequence, row by row.
+    // The comparison computes the longest common subsequence, row by row.
     let mut common = vec![0; after.len() + 1];
     for line in before {
         let mut diagonal = 0;
@@ -115,7 +115,7 @@ fn first_values(path: &Path) {
 
 /// Without dropout, because candle's random numbers cannot be seeded.
 #[rstest]
-fn the_program_trains_on_many_processes_what_it_trained_alone(#[values(1, 2, 4)] ranks: usize) {
+fn the_program_trains_the_same_on_many_processes_as_alone(#[values(1, 2, 4)] ranks: usize) {
     let folder = tempfile::tempdir().unwrap();
     let paths = ["alone", "together"].map(|name| folder.path().join(name));
     let files = paths.each_ref().map(|path| path.to_str().unwrap());

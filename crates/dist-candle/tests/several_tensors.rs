@@ -27,7 +27,7 @@ const STRATEGIES: [ShardingStrategy; 5] = [
     ShardingStrategy::HybridShard { shard_degree: 2 },
 ];
 
-/// Token numbers and a mask.
+/// Returns token numbers and a mask.
 fn input(micro_batch: usize) -> Result<List> {
     let step = u32::try_from(micro_batch).map_err(candle_core::Error::wrap)? + 3;
     let tokens: Vec<u32> = (0..6).map(|index| index * step % 7).collect();
@@ -39,8 +39,8 @@ fn masked(x: &Tensor, mask: &Tensor) -> Result<Tensor> {
     x.broadcast_mul(&mask.to_dtype(x.dtype())?.unsqueeze(1)?)
 }
 
-/// A model of four blocks. The embedding returns hidden values, the mask, and the output of an encoder in `f64`. Two
-/// layers use both. The head returns one tensor and the mask.
+/// Returns a model of four blocks. The embedding returns hidden values, the mask, and the output of an
+/// encoder in `f64`. Two layers use both. The head returns one tensor and the mask.
 fn model() -> Sequence<List> {
     let map = VarMap::new();
     let vars = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);
@@ -167,7 +167,7 @@ fn a_ddp_trains_on_lists_of_tensors() {
     assert_eq!(outcome.results, vec![alone().0; 2]);
 }
 
-/// A mask of integers and a tensor of floats on which the output does not depend.
+/// The output does not depend on a mask of integers and a tensor of floats.
 #[test]
 fn gradients_exist_for_floats_only_and_are_zeros_if_nothing_depends_on_them() {
     let map = VarMap::new();

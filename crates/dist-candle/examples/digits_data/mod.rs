@@ -3,7 +3,8 @@
 
 use candle_core::{Device, Result, Tensor};
 
-/// Images and labels. The images have the shape (number, 144): 12 rows of 12 grey values from 0 to 1.
+/// A set of images and labels. The images have the shape (number, 144): 12 rows of 12 grey values from 0 to
+/// 1.
 pub(crate) struct Digits {
     pub(crate) train_images: Tensor,
     pub(crate) train_labels: Tensor,

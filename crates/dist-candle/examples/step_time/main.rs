@@ -89,7 +89,7 @@ fn main() -> Result<(), BoxError> {
     Ok(())
 }
 
-/// The line of output for one strategy.
+/// Prints the line of output for one strategy.
 fn print(
     options: &Options,
     ranks: usize,

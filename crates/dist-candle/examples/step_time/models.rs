@@ -23,7 +23,7 @@ pub(crate) enum Model {
 }
 
 impl Model {
-    /// Width and number of layers.
+    /// Returns the width and the number of layers.
     const fn size(self) -> (usize, usize) {
         match self {
             Self::Mlp1M => (512, 4),
@@ -64,7 +64,7 @@ impl Model {
     }
 }
 
-/// Creates the variables of a block.
+/// A builder of the variables of a block.
 struct Variables(Vec<(&'static str, Var)>);
 
 impl Variables {

@@ -11,7 +11,7 @@ use dist_parallel::trainer::Trainer;
 
 use crate::options::Options;
 
-/// Saves checkpoints in the background while training goes on.
+/// A writer of checkpoints in the background of the training.
 pub(crate) struct Saver {
     checkpoints: Checkpoints,
     every: usize,
@@ -21,7 +21,7 @@ pub(crate) struct Saver {
 }
 
 impl Saver {
-    /// Returns `None` if nothing is to be saved.
+    /// Returns `None` if the options do not ask for checkpoints.
     pub(crate) fn new(options: &Options) -> Option<Self> {
         let keep = NonZeroUsize::new(2).expect("two are more than none");
         let checkpoints = Checkpoints::at(options.save.as_ref()?).keep_last(keep);

@@ -98,7 +98,7 @@ fn demo(options: &Options) -> Result<u8, DemoError> {
             read_text()?;
             let code = processes::launch(ranks)?;
             if code == 0 && !options.json {
-                say_what_next()?;
+                print_next_steps()?;
             }
             return Ok(code);
         }
@@ -115,7 +115,7 @@ fn demo(options: &Options) -> Result<u8, DemoError> {
 }
 
 /// Prints suggestions for further runs.
-fn say_what_next() -> io::Result<()> {
+fn print_next_steps() -> io::Result<()> {
     writeln!(io::stdout().lock(), "{WHAT_NEXT}")
 }
 

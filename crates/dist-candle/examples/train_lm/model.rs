@@ -20,8 +20,8 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// The factor of the initial weights of residual branches. Each layer has two branches. All branches together
-    /// should have about the variance of the input.
+    /// Returns the factor of the initial weights of residual branches. Each layer has two branches. All
+    /// branches together should have about the variance of the input.
     fn small(self) -> f64 {
         1.0 / f64::sqrt(2.0 * self.layers as f64)
     }
@@ -54,7 +54,7 @@ fn block<M: Module + Send + 'static>(
     Ok(Box::new(CandleBlock::new(name, weights.vars, module)?))
 }
 
-/// Creates the variables of one block. Each depends only on the seed and its own name.
+/// A builder of the variables of one block. Each variable depends only on the seed and its own name.
 struct Weights<'a> {
     block: &'a str,
     seed: u64,
@@ -120,7 +120,7 @@ impl Module for Places {
     }
 }
 
-/// Causal self-attention, which is added to its input.
+/// A causal self-attention, which is added to its input.
 struct Attention {
     heads: usize,
     norm: Norm,
@@ -201,7 +201,7 @@ impl Module for Norm {
     }
 }
 
-/// Causal softmax over the last dim of `[.., len, len]`: row `i` uses only columns `0..=i`.
+/// Computes a causal softmax over the last dim of `[.., len, len]`: row `i` uses only columns `0..=i`.
 fn softmax_of_the_past(scores: &Tensor) -> Result<Tensor> {
     let len = scores.dim(D::Minus1)?;
     let future = |index: usize| if index % len > index / len { f32::NEG_INFINITY } else { 0.0 };

@@ -142,7 +142,7 @@ impl Options {
         }
     }
 
-    /// Returns `true` if gradients are to be compressed and the strategy does not support it.
+    /// Returns `true` if the options ask for compressed gradients and the strategy does not support them.
     pub(crate) fn compresses_shards(&self) -> bool {
         !self.compress.is_empty() && !matches!(self.strategy, StrategyName::Single | StrategyName::Ddp)
     }

@@ -112,7 +112,8 @@ fn this_program(local_ranks: usize) -> io::Result<Command> {
     Ok(command)
 }
 
-/// The secret is passed through standard input, not through a file, an argument or a variable.
+/// Starts a child process. Passes the secret through its stdin, not through a file, an argument or a
+/// variable.
 fn start(mut command: Command, secret: &str) -> io::Result<Child> {
     let (reader, mut writer) = io::pipe()?;
     writer.write_all(secret.as_bytes())?;
@@ -136,7 +137,7 @@ fn exit_code(status: ExitStatus) -> u8 {
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
-/// Child processes that are killed when this value is dropped.
+/// A set of child processes. Drop kills them.
 struct Children(Vec<Child>);
 
 impl Drop for Children {

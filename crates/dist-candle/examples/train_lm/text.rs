@@ -78,7 +78,8 @@ impl Text {
         &self.bytes[start..start + len]
     }
 
-    /// Returns the entropy of the byte frequencies in nats per byte: the loss of a model that knows only these.
+    /// Returns the entropy of the byte frequencies in nats per byte: the loss of a model that knows only
+    /// these frequencies.
     pub(crate) fn byte_entropy(&self) -> f64 {
         let mut counts = [0u64; 256];
         for &byte in &self.bytes {
@@ -103,7 +104,7 @@ fn find(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), TextError> {
         let path = entry.path();
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        // The type of a link, not of its target, because links can form cycles.
+        // This is the type of a link and not of its target, because links can form cycles.
         let kind = entry.file_type().map_err(unreadable)?;
         if kind.is_dir() && !name.starts_with('.') && !SKIPPED.contains(&&*name) {
             find(&path, files)?;

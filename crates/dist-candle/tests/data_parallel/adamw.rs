@@ -11,7 +11,7 @@ use rstest::rstest;
 
 use crate::model::{Named, Rows, model, numbers, run, values, variable};
 
-/// An epsilon that `f16` can represent: 1e-8 is 0.
+/// Returns settings with an epsilon that `f16` can represent: 1e-8 is 0.
 fn settings() -> ParamsAdamW {
     ParamsAdamW { lr: 0.02, weight_decay: 0.1, beta2: 0.99, eps: 1e-3, ..ParamsAdamW::default() }
 }
@@ -94,7 +94,7 @@ fn integers_are_left_out_and_a_gradient_of_another_shape_is_refused() {
     assert!(AdamW::new(vec![eighths], settings()).unwrap_err().to_string().contains("F8E4M3"));
 }
 
-/// The way to save a training.
+/// A way to save a training.
 #[derive(Debug, Clone, Copy)]
 enum Save {
     Waiting,

@@ -21,7 +21,7 @@ fn run_at_once<T: Send + 'static>(
     program: impl Fn(Communicator) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
     let outcome = sim::run(11, ranks, move |transport| program(Communicator::new(transport)));
-    assert!(outcome.elapsed < Duration::from_secs(3), "somebody waited for {:?}", outcome.elapsed);
+    assert!(outcome.elapsed < Duration::from_secs(3), "a rank waited for {:?}", outcome.elapsed);
     outcome.results
 }
 
@@ -89,7 +89,7 @@ fn steps_that_differ_are_an_error_on_every_rank_that_names_a_rank_and_the_job_go
         let called = if dp.rank() == odd { call(&mut dp, &loss) } else { dp.backward(&loss).map(drop) };
         let error = parallel(called.unwrap_err());
         dp.backward(&loss).unwrap();
-        assert_eq!(dp.report().unwrap().micro_batches, 3, "what was accumulated is forgotten");
+        assert_eq!(dp.report().unwrap().micro_batches, 3, "the accumulated micro-batches are not counted");
         error
     });
     for error in errors {
@@ -162,7 +162,7 @@ fn ranks_that_step_with_their_own_gradients_are_found_out() {
 }
 
 #[test]
-fn ranks_that_clip_to_different_norms_are_told_so_in_the_next_step() {
+fn ranks_that_clip_to_different_norms_get_an_error_in_the_next_step() {
     let errors = run_at_once(3, |comm| {
         let (map, model) = model(DType::F32, 3);
         let mut dp = DataParallel::new(comm, &map).unwrap();
@@ -214,7 +214,7 @@ fn a_rank_that_fails_before_its_backward_pass_is_named_on_the_others() {
 }
 
 #[test]
-fn what_is_no_loss_is_refused() {
+fn an_invalid_loss_is_rejected() {
     let errors = run_at_once(1, |comm| {
         let (map, _): (VarMap, Model) = model(DType::F32, 3);
         let mut dp = DataParallel::new(comm, &map).unwrap();
@@ -276,7 +276,7 @@ fn a_batch_with_fewer_rows_than_ranks_is_refused_on_every_rank() {
 
 /// Rank 1 comes a minute late to a step, or dies before it.
 #[rstest]
-fn an_error_answers_which_rank_and_whether_it_was_late(#[values(false, true)] is_late: bool) {
+fn an_error_names_the_rank_and_distinguishes_timeouts(#[values(false, true)] is_late: bool) {
     let second = Duration::from_secs(1);
     let network = sim::Network::new(2).with_external_coordinator();
     let network = if is_late {

@@ -54,8 +54,9 @@ fn assert_close(found: &[(String, Vec<f64>)], expected: &[(String, Vec<f64>)]) {
 
 /// A loss of weight 0, such as the mean over no tokens, together with other losses.
 #[rstest]
-fn micro_batches_weigh_as_much_as_they_say(#[values(1, 2, 3)] ranks: usize) {
-    // Rank r has 2r + 1 rows, so the first r ranks have r² rows. The mean over all rows is that of one batch.
+fn micro_batches_are_averaged_by_their_weights(#[values(1, 2, 3)] ranks: usize) {
+    // Rank r has 2r + 1 rows, so the first r ranks have r² rows together. The mean over all rows is the
+    // result for one batch.
     let expected = of_candle(0, ranks * ranks);
     let found = run(ranks, move |comm| {
         let (map, model) = model(DType::F32, 3);
@@ -68,7 +69,7 @@ fn micro_batches_weigh_as_much_as_they_say(#[values(1, 2, 3)] ranks: usize) {
         let nan = (loss(0, 1) * f64::NAN).unwrap();
         dp.accumulate((&nan, 0)).unwrap();
         dp.accumulate((&loss(first, 1), 1)).unwrap();
-        // The first row is there, now the rest.
+        // The first row is done, now the rest.
         let (rest, weight) = if rows == 1 { (nan, 0) } else { (loss(first + 1, rows - 1), rows as u64 - 1) };
         let again = dp.backward((&rest, weight)).unwrap();
         let again = (gradients(&map, &again), dp.report().unwrap().loss);
@@ -85,8 +86,8 @@ fn micro_batches_weigh_as_much_as_they_say(#[values(1, 2, 3)] ranks: usize) {
 }
 
 #[test]
-fn ranks_that_run_out_of_batches_keep_nobody_waiting_and_do_not_count() {
-    // Rank r has r + 1 batches, of which it takes one in each step.
+fn ranks_that_run_out_of_batches_do_not_block_and_do_not_count() {
+    // Rank r has r + 1 batches, and takes one of them in each step.
     let found = run(3, |comm| {
         let (map, model) = model(DType::F32, 3);
         let mut dp = DataParallel::new(comm, &map).unwrap();
@@ -155,7 +156,7 @@ fn gradients_are_clipped_to_an_exact_norm_and_other_tensors_of_theirs_are_left_a
 }
 
 #[test]
-fn gradients_travel_compressed_if_a_hook_says_so() {
+fn gradients_are_compressed_by_a_hook() {
     let found = run(3, |comm| {
         let (map, model) = model(DType::F32, 3);
         let variables = Variables::from_var_map(&map).unwrap();
@@ -178,14 +179,14 @@ fn gradients_travel_compressed_if_a_hook_says_so() {
 }
 
 #[test]
-fn the_norm_is_that_of_all_gradients_as_one_vector_whatever_their_types() {
+fn the_norm_covers_all_gradients_as_one_vector_of_any_types() {
     let parts = [dist_parallel::Values::F32(&[3.0, 4.0]), dist_parallel::Values::F64(&[12.0, 1e-9])];
     assert_eq!(gradient_norm(parts), 13.0);
     assert!(gradient_norm([dist_parallel::Values::F32(&[f32::NAN])]).is_nan());
     assert_eq!(gradient_norm([]), 0.0);
 }
 
-/// A model of several parts. Each rank uses one part, and no rank uses the last one.
+/// Trains a model of several parts. Each rank uses one part, and no rank uses the last one.
 fn used_in_part(unused: bool, ranks: usize) -> Vec<Result<Named, CandleError>> {
     run(ranks, move |comm| {
         let map = candle_nn::VarMap::new();
@@ -203,7 +204,7 @@ fn used_in_part(unused: bool, ranks: usize) -> Vec<Result<Named, CandleError>> {
         assert_eq!(unused.len() + found.len(), 4);
         SGD::new(map.all_vars(), 1.0).unwrap().step(&store).unwrap();
         let changed: Vec<_> = values(&map).into_iter().filter(|(_, values)| values[0] != 1.0).collect();
-        assert_eq!(changed.len(), found.len(), "what has no gradient stays as it is");
+        assert_eq!(changed.len(), found.len(), "parameters without a gradient do not change");
         Ok(found)
     })
 }

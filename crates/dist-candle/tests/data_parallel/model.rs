@@ -28,7 +28,7 @@ impl Model {
     }
 }
 
-/// Rows of data, all different.
+/// A set of rows, all different.
 pub(crate) struct Rows {
     x: Tensor,
     z: Tensor,
@@ -85,10 +85,10 @@ impl Normed {
     }
 }
 
-/// Values by the names of their variables.
+/// The values of variables with their names.
 pub(crate) type Named = Vec<(String, Vec<f64>)>;
 
-/// The values of all variables, sorted by name.
+/// Returns the values of all variables, sorted by name.
 pub(crate) fn values(map: &VarMap) -> Named {
     let data = map.data().lock().unwrap();
     let mut all: Vec<_> = data.iter().map(|(name, var)| (name.clone(), numbers(var))).collect();
@@ -96,12 +96,12 @@ pub(crate) fn values(map: &VarMap) -> Named {
     all
 }
 
-/// The values of a tensor of any type, exactly.
+/// Returns the exact values of a tensor of any type.
 pub(crate) fn numbers(tensor: &Tensor) -> Vec<f64> {
     tensor.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// The gradients of all variables that have one, sorted by name.
+/// Returns the gradients of all variables that have one, sorted by name.
 pub(crate) fn gradients(map: &VarMap, store: &GradStore) -> Named {
     let data = map.data().lock().unwrap();
     let found = data.iter().filter_map(|(name, var)| Some((name.clone(), numbers(store.get(var)?))));

@@ -13,7 +13,7 @@ const STEPS: usize = 4;
 const MICRO_BATCHES: usize = 4;
 const ROWS: usize = 3;
 
-/// The way in which a program computes the micro-batches of a step.
+/// A way to compute the micro-batches of a step.
 #[derive(Debug, Clone, Copy)]
 enum Way {
     Dealt,
@@ -44,7 +44,7 @@ fn train(comm: Communicator, way: Way, kind: ScheduleKind, dtype: DType) -> Name
     trained.unwrap()
 }
 
-/// A training in a function that returns candle's own result.
+/// Trains in a function that returns candle's own result.
 fn train_by<O: Optimizer>(
     comm: Communicator,
     way: Way,
@@ -108,7 +108,7 @@ fn three_ranks_have_the_same_bits_as_each_other() {
     assert_eq!(run(3, |comm| train(comm, Way::Dealt, ScheduleKind::AdamW, DType::F32)), trained);
 }
 
-/// candle alone, with one batch in each step.
+/// Trains with candle alone, with one batch in each step.
 fn train_without_dist() -> Named {
     let (map, model) = model(DType::F32, 3);
     let mut optimizer = candle_nn::AdamW::new(map.all_vars(), settings()).unwrap();
@@ -118,7 +118,7 @@ fn train_without_dist() -> Named {
     values(&map)
 }
 
-/// Each rank computes its rows of every batch, with or without a weight.
+/// Trains with each rank's rows of every batch, with or without a weight.
 fn train_divided(comm: Communicator, weighted: bool) -> Named {
     let (map, model) = model(DType::F32, 3);
     let mut optimizer = candle_nn::AdamW::new(map.all_vars(), settings()).unwrap();

@@ -17,7 +17,8 @@ pub(crate) fn var(shape: &[usize], seed: u64) -> Var {
 
 pub(crate) type Forward = fn(&[Tensor], &Tensor) -> Result<Tensor>;
 
-/// A token embedding, two layers with a residual connection, and a projection: each as variables and a closure.
+/// Returns a token embedding, two layers with a residual connection, and a projection: each as variables and
+/// a closure.
 pub(crate) fn parts() -> Vec<(&'static str, Vec<Var>, Forward)> {
     let layer = |vars: &[Tensor], x: &Tensor| {
         let inner = candle_nn::ops::layer_norm_slow(x, &vars[2], &vars[3], 1e-5)?;
@@ -62,7 +63,7 @@ pub(crate) fn model_in(dtype: DType) -> Sequence<Tensor> {
     Sequence::new(blocks.collect()).expect("names that differ")
 }
 
-/// The values of variables in the type that is calculated in.
+/// Returns the values of variables in the type of the computation.
 pub(crate) fn tensors(vars: &[Var]) -> Result<Vec<Tensor>> {
     vars.iter().map(|var| var.to_dtype(DType::F32)).collect()
 }
