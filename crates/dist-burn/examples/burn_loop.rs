@@ -29,7 +29,7 @@ impl Classifier {
     }
 }
 
-/// The points of one micro-batch, and whether each lies in the circle around (0, 0).
+/// Returns the points of one micro-batch, and a label for each: 1 if it is in the circle around (0, 0).
 fn batch(number: usize, device: &Device) -> (Tensor<2>, Tensor<1, Int>) {
     let points = (0..16).map(|point| {
         let angle = (number * 16 + point) as f32 * 2.4;

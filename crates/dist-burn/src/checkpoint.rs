@@ -156,7 +156,7 @@ impl Tensors {
     }
 }
 
-/// A rank of the training and the tensors that it saves, all of which every rank holds.
+/// A rank of the training with the tensors that it saves. Every rank holds all of them.
 struct Replica<'a> {
     dp: &'a mut DataParallel,
     params: ModuleParams,

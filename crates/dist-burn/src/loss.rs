@@ -37,7 +37,7 @@ pub trait TensorLoss: sealed::Sealed {
     fn weighted(value: f32, weight: u64) -> Self::Counted;
 }
 
-#[expect(unnameable_types, reason = "it seals the trait: nobody else implements it")]
+#[expect(unnameable_types, reason = "it seals the trait against other implementations")]
 mod sealed {
     pub trait Sealed {}
 }

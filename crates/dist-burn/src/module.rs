@@ -211,7 +211,7 @@ fn look(name: &str, shape: &[usize]) -> String {
     format!("{name} {shape:?}")
 }
 
-/// Compares the tensors of a module with a list.
+/// A visitor that compares the tensors of a module with a list.
 struct Check<'a> {
     infos: &'a [ParamInfo],
     count: usize,
@@ -244,7 +244,7 @@ impl TensorVisitor for Check<'_> {
     }
 }
 
-/// Collects all tensors of a module.
+/// A visitor that collects all tensors of a module.
 #[derive(Default)]
 struct Collect {
     infos: Vec<ParamInfo>,
@@ -319,11 +319,11 @@ fn address<const D: usize>(param: &Param<Tensor<D>>) -> usize {
     std::ptr::from_ref(value).addr()
 }
 
-/// Marks the tensors that are buffers.
+/// A visitor that marks the tensors that are buffers.
 ///
-/// burn does not report which tensors a forward pass changes. But a parameter's value has the same address for every
-/// visitor while a clone of it lives. State behind a lock, such as burn's `RunningState`, creates a new parameter for
-/// every visitor.
+/// burn does not report which tensors a forward pass changes. But a parameter's value has the same address
+/// for every visitor while a clone of it lives. State behind a lock, such as burn's `RunningState`, creates a
+/// new parameter for every visitor.
 struct MarkBuffers<'a> {
     infos: Vec<ParamInfo>,
     parameters: &'a [(usize, Box<dyn Any>)],

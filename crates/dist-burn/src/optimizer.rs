@@ -1,9 +1,9 @@
 //! The state of a burn optimizer, as tensors of a checkpoint.
 //!
-//! burn stores the state of an optimizer per parameter, under an identifier that is random in every process. In a
-//! checkpoint the state has the parameter's name: `optimizer:layers.0.weight:momentum.moment_1`. The names and shapes
-//! of the state are known only after a step. So a copy of the optimizer makes one step with gradients of zero to find
-//! them, and is dropped.
+//! burn stores the state of an optimizer per parameter, under an identifier that is random in every process.
+//! In a checkpoint the state has the parameter's name: `optimizer:layers.0.weight:momentum.moment_1`. The
+//! names and shapes of the state are known only after a step. To find them, a copy of the optimizer makes one
+//! step with gradients of zero, and is dropped.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -139,7 +139,7 @@ impl OptimizerTensors {
     }
 }
 
-/// The field that says whether the optimizer has state for a parameter.
+/// The field that is `true` if the optimizer has state for a parameter.
 const PRESENT: &str = "is_present";
 
 /// The contents of an optimizer's record.

@@ -7,8 +7,8 @@ use dist_collectives::tuning::{CostCache, Hosts};
 
 use crate::{Group, Result, hierarchical};
 
-/// Methods of a [`Communicator`] that create groups. Every rank of the communicator must make the same call. A
-/// [`Group`] has them too, because it dereferences to its communicator.
+/// An extension of [`Communicator`] with methods that create groups. Every rank of the communicator must make
+/// the same call. A [`Group`] has them too, because it dereferences to its communicator.
 ///
 /// ```
 /// use dist_collectives::{Communicator, ReduceOp};
@@ -105,8 +105,8 @@ impl CommunicatorExt for Communicator {
                 groups.entry(entry[1]).or_default().push((entry[2], rank));
             }
         }
-        // One call creates all groups. A rank without a colour makes it too, to keep the channels equal on all
-        // ranks: it names a group that it is not in.
+        // One call creates all groups. A rank without a colour also makes the call, with a group that it is
+        // not in, so that the channels stay equal on all ranks.
         let group = match colour {
             Some(colour) => groups.remove(&i64::from(colour)),
             None => groups.into_values().next(),

@@ -116,7 +116,7 @@ fn product(degrees: &[(String, usize)]) -> String {
     text + " = " + &product
 }
 
-/// Formats degrees of which some were to be chosen, for example `2 x any x 3`.
+/// Formats degrees, for example `2 x any x 3`. A degree that is not fixed is `any`.
 fn fixed_degrees(fixed: &[Option<usize>]) -> String {
     let degrees =
         fixed.iter().map(|degree| degree.map_or_else(|| "any".to_owned(), |degree| degree.to_string()));

@@ -198,8 +198,8 @@ impl Mesh {
             messages.extend(sends.filter_map(|(to, elements)| Some(Message::send(to?, elements))));
         }
         for (axis, [lower, upper]) in receives.iter_mut().enumerate() {
-            // What a rank sends to its lower neighbour first comes from the upper neighbour there. The order matters if
-            // both are one rank.
+            // The first message to the lower neighbour arrives there from the upper neighbour. The order
+            // matters if both are the same rank.
             let receives = neighbours(axis).into_iter().zip([&mut **lower, &mut **upper]).rev();
             let receive = |(from, elements): (Option<usize>, _)| Some(Message::receive(from?, elements));
             messages.extend(receives.filter_map(receive));
@@ -275,11 +275,12 @@ impl Mesh {
     }
 }
 
-/// The ranks at some distance from a rank along an axis: those of a [`Mesh::shift`]. `None` means that there is no rank,
-/// because the axis ends before.
+/// The ranks at some distance from a rank along an axis, as [`Mesh::shift`] returns them. `None` means that
+/// the axis ends before that distance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shift {
-    /// The rank at the opposite distance, from which data come that all ranks shift.
+    /// The rank at the opposite distance. If all ranks shift their data by the distance, this rank receives
+    /// from it.
     pub from: Option<usize>,
     /// The rank at the distance.
     pub to: Option<usize>,

@@ -37,7 +37,7 @@ fn running_means(sync: Option<BufferSync>) -> Vec<[Vec<f32>; 2]> {
 }
 
 #[test]
-fn running_statistics_are_those_of_rank_0_or_what_was_said() {
+fn running_statistics_are_those_of_rank_0_or_follow_the_rule() {
     let seen = running_means(None);
     assert_ne!(seen[0][0], seen[1][0], "ranks have other samples");
     assert_eq!([&seen[0][1], &seen[1][1]], [&seen[0][0]; 2]);
@@ -63,7 +63,7 @@ fn one_buffer_can_be_synchronised_in_another_way() {
 }
 
 #[test]
-fn tensors_are_named_by_their_fields_and_told_apart() {
+fn tensors_are_named_by_their_fields_and_distinguished() {
     let model = Mixed::new(&device());
     let params = ModuleParams::new(&model).unwrap();
     let looks: Vec<String> = params.infos().iter().map(ToString::to_string).collect();
@@ -111,7 +111,7 @@ fn integers_booleans_and_running_statistics_are_rank_0s_at_the_beginning() {
 }
 
 #[test]
-fn what_is_no_integer_or_boolean_is_refused() {
+fn values_that_are_not_integers_or_booleans_are_rejected() {
     let model = Mixed::new(&device());
     for (name, value) in [("order", 0.5), ("order", f64::NAN), ("order", 1e300), ("mask", 2.0)] {
         let mut params = ModuleParams::new(&model).unwrap();

@@ -34,7 +34,8 @@ fn train(
         done = dp.load(checkpoints, &mut model, Some(&mut optimizer))?.unwrap_or(0);
     }
     for step in done..until {
-        // Every rank computes the same micro-batch. So the results, running means too, are the same as on one rank.
+        // Every rank computes the same micro-batch. The results, including running means, are therefore the
+        // same as on one rank.
         let loss = model.loss(usize::try_from(step).unwrap(), &device);
         let grads = dp.backward(loss, &model)?;
         model = optimizer.step(0.01, model, grads);
@@ -157,7 +158,7 @@ fn the_state_of_another_optimizer_is_refused_and_nothing_changes() {
 }
 
 #[test]
-fn a_checkpoint_without_an_optimizer_says_so_when_one_is_wanted() {
+fn loading_an_optimizer_from_a_checkpoint_without_one_is_an_error() {
     let (_, loaded) = saved_and_loaded(
         || None,
         |dp, checkpoints, model| {

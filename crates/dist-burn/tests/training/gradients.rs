@@ -8,7 +8,7 @@ use dist_burn::DataParallel;
 
 use crate::models::{Mixed, Mlp, bits, device, on_ranks, with_values};
 
-/// A model with one parameter.
+/// Returns a model with one parameter.
 fn line(device: &Device) -> Linear {
     LinearConfig::new(1, 1).with_bias(false).init(device)
 }
@@ -40,7 +40,7 @@ fn every_rank_begins_with_rank_0s_values_and_gets_the_mean() {
 }
 
 #[test]
-fn weights_say_how_much_a_micro_batch_counts() {
+fn micro_batches_are_averaged_by_their_weights() {
     let seen = on_ranks(2, |comm| {
         let device = device();
         let rank = comm.rank();

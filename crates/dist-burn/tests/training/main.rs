@@ -1,4 +1,4 @@
-//! Burn models trained on several ranks, in loops of their own.
+//! Burn models trained on several ranks, in the user's own loop.
 #![allow(clippy::unwrap_used, reason = "tests may panic")]
 
 mod buffers;

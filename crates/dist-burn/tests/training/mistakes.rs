@@ -13,7 +13,7 @@ use crate::models::{Mlp, device, on_ranks, results_on_ranks};
 fn parallel(error: BurnError) -> Error {
     match error {
         BurnError::Parallel(error) => *error,
-        other => panic!("{other:?} is no error of training"),
+        other => panic!("{other:?} is not an error of training"),
     }
 }
 
@@ -99,7 +99,7 @@ fn a_model_with_other_tensors_is_refused() {
 }
 
 #[test]
-fn ranks_that_take_different_steps_are_told_and_go_on() {
+fn ranks_with_different_steps_get_an_error_and_can_continue() {
     on_ranks(2, |comm| {
         let device = device();
         let mut model = Mlp::new(&device);
@@ -126,11 +126,11 @@ fn with_different_rates(comm: Communicator) -> Result<(usize, Error), BurnError>
             Err(error) => return Ok((step, parallel(error))),
         }
     }
-    panic!("nobody has noticed");
+    panic!("the difference was not detected");
 }
 
 #[test]
-fn ranks_that_train_with_different_learning_rates_are_told() {
+fn ranks_with_different_learning_rates_get_an_error() {
     for (steps, error) in on_ranks(2, with_different_rates) {
         assert_eq!(steps, 1);
         let Error::ParametersDiffer { rank: 1, parameter } = &error else { panic!("{error}") };
@@ -139,7 +139,7 @@ fn ranks_that_train_with_different_learning_rates_are_told() {
 }
 
 #[test]
-fn ranks_that_clip_to_different_norms_are_told() {
+fn ranks_that_clip_to_different_norms_get_an_error() {
     let results = results_on_ranks(2, |comm| {
         let device = device();
         let mut model = Mlp::new(&device);

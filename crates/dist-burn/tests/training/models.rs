@@ -163,7 +163,7 @@ pub(crate) fn on_ranks<T: Send + 'static>(
     results.into_iter().map(|result| result.unwrap()).collect()
 }
 
-/// Does what [`on_ranks`] does, for programs in which a rank may fail.
+/// Runs a program on ranks as [`on_ranks`] does, if a rank may fail.
 pub(crate) fn results_on_ranks<T: Send + 'static>(
     ranks: usize,
     train: impl Fn(Communicator) -> Result<T, BurnError> + Send + Sync + 'static,

@@ -18,8 +18,8 @@ fn the_example_learns_and_prints_the_same_on_any_number_of_ranks() {
     };
     let alone = train(1).remove(0);
     assert!(alone[59] < 0.2 * alone[0], "{alone:?}");
-    // All ranks of a simulated network share one random generator. So initial values differ between runs, but every
-    // rank gets the values of rank 0.
+    // All ranks of a simulated network share one random generator. Initial values thus differ between runs,
+    // but every rank gets the values of rank 0.
     for ranks in [2, 4] {
         let all = train(ranks);
         assert!(all.iter().all(|of_rank| *of_rank == all[0]));

@@ -65,7 +65,7 @@ fn total(number: usize, round: usize, size: usize) -> Vec<u64> {
     contribution(number, round).into_iter().map(|value| value * size as u64).collect()
 }
 
-/// Every group has its own thread; the threads are started in another order on each rank.
+/// Starts a thread for each group, in another order on each rank.
 fn talk_from_threads(world: &mut Communicator, seed: u64) {
     let mut own = groups(world, &mut Dice(seed));
     Dice(seed ^ world.rank() as u64).shuffle(&mut own);
@@ -77,7 +77,7 @@ fn talk_from_threads(world: &mut Communicator, seed: u64) {
     tasks.into_iter().for_each(|task| task.join().unwrap());
 }
 
-/// One thread starts operations on all groups and then waits for them, both in another order on each rank.
+/// Starts operations on all groups in one thread and then waits for them, both in another order on each rank.
 fn talk_without_blocking(world: &mut Communicator, seed: u64) {
     let mut own = groups(world, &mut Dice(seed));
     let mut dice = Dice(seed ^ world.rank() as u64);

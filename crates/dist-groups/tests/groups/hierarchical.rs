@@ -9,7 +9,7 @@ use dist_groups::{CommunicatorExt, Group, Mesh};
 use dist_transport::sim;
 use rstest::rstest;
 
-/// Hosts in which messages take a microsecond; between hosts they take a hundred.
+/// Returns a network whose messages take a microsecond within a host and a hundred between hosts.
 fn network(hosts: &[u64]) -> sim::Network {
     let memory = sim::Link::new(Duration::from_micros(1), 5_000_000_000);
     let cable = sim::Link::new(Duration::from_micros(50), 100_000_000);

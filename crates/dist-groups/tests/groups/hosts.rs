@@ -49,9 +49,9 @@ fn a_group_knows_the_hosts_of_its_own_ranks() {
 }
 
 #[test]
-fn processes_that_say_where_they_run_are_grouped_by_it() {
+fn processes_are_grouped_by_their_host_id() {
     let Some(rank) = process::rank() else {
-        let name = "hosts::processes_that_say_where_they_run_are_grouped_by_it";
+        let name = "hosts::processes_are_grouped_by_their_host_id";
         return process::ranks(4, name, PROCESS_LIMIT).assert_success();
     };
     let config = Config::from_env().unwrap().with_host_id(["a", "b", "b", "a"][rank]);

@@ -60,7 +60,7 @@ fn a_split_numbers_by_key_and_then_by_rank() {
 }
 
 #[test]
-fn nobody_may_give_a_colour() {
+fn a_split_without_colours_creates_no_group() {
     run(3, |world| {
         assert!(world.split(None, 0).unwrap().is_none());
         let mut group = world.split(Some(u32::MAX), 0).unwrap().unwrap();
@@ -137,7 +137,7 @@ fn groups_of_a_split_work_side_by_side_and_can_be_parents() {
 }
 
 #[test]
-fn a_split_that_fails_says_why() {
+fn a_failed_split_names_the_cause() {
     run(2, |world| {
         if world.rank() == 1 {
             world.abort("enough");
@@ -150,7 +150,7 @@ fn a_split_that_fails_says_why() {
 }
 
 #[test]
-fn a_rank_that_leaves_a_group_is_named_to_those_who_wait_there() {
+fn a_rank_that_leaves_a_group_is_named_to_waiting_members() {
     let errors = run(3, |world| {
         let mut group = Group::new(world, &[2, 1, 0]).unwrap().unwrap();
         if world.rank() == 0 {
@@ -164,7 +164,7 @@ fn a_rank_that_leaves_a_group_is_named_to_those_who_wait_there() {
 }
 
 #[test]
-fn a_group_of_one_waits_for_nobody() {
+fn a_group_of_one_does_not_wait() {
     let outcome = run(3, |world| {
         let started = world.runtime().now();
         if let Some(mut alone) = Group::new(world, &[1]).unwrap() {

@@ -61,7 +61,7 @@ fn check_groups(groups: &[Group]) {
 }
 
 #[rstest]
-fn every_axis_of_every_shape_is_what_brute_force_finds(#[values(1, 2, 3, 4)] axes: usize) {
+fn every_axis_of_every_shape_agrees_with_brute_force(#[values(1, 2, 3, 4)] axes: usize) {
     for world_size in 1..=24 {
         for degrees in factors(world_size, axes) {
             let mut meshes = meshes(&degrees);
@@ -91,7 +91,7 @@ fn every_axis_of_every_shape_is_what_brute_force_finds(#[values(1, 2, 3, 4)] axe
 #[case(&[3, 2, 4], &[2, 1, 0])]
 #[case(&[1, 5, 1, 3], &[3, 0])]
 #[case(&[24], &[0])]
-fn a_slice_is_what_brute_force_finds_in_the_order_of_the_names(
+fn a_slice_agrees_with_brute_force_in_the_order_of_the_names(
     #[case] degrees: &[usize],
     #[case] axes: &[usize],
 ) {
@@ -165,7 +165,7 @@ fn axes_that_make_no_mesh_are_refused(#[case] axes: &[(&str, usize)], #[case] me
 }
 
 #[test]
-fn a_mesh_names_what_it_does_not_have() {
+fn an_unknown_axis_is_named() {
     let unknown = "the mesh has no axis \"dat\": its axes are data, shard";
     let twice = "the axis \"data\" is named twice";
     let taken = "the group of the axis \"data\" was already taken out of the mesh";
@@ -188,7 +188,7 @@ fn a_mesh_names_what_it_does_not_have() {
     }
 }
 
-/// Every way to choose degrees whose product is this number, in descending order.
+/// Returns all ways to write a number as a product of this many degrees, in descending order.
 fn descending(product: usize, count: usize) -> Vec<Vec<usize>> {
     let all = factors(product, count).into_iter();
     all.filter(|degrees| degrees.is_sorted_by(|one, next| one >= next)).collect()

@@ -7,12 +7,12 @@ use proptest::prelude::*;
 
 use crate::worlds::still;
 
-/// Some of these ranks, in any order.
+/// Returns some of these ranks, in any order.
 fn members(world_size: usize) -> impl Strategy<Value = Vec<usize>> {
     prop::sample::subsequence((0..world_size).collect::<Vec<_>>(), 1..=world_size).prop_shuffle()
 }
 
-/// A world's size, a group of its ranks, and a group of that group.
+/// Returns a world's size, a group of its ranks, and a group of that group.
 fn nested() -> impl Strategy<Value = (usize, Vec<usize>, Vec<usize>)> {
     (1_usize..=24).prop_flat_map(|world_size| (Just(world_size), members(world_size))).prop_flat_map(
         |(world_size, outer)| {
