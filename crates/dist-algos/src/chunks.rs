@@ -237,7 +237,7 @@ mod tests {
         chunks.indices().collect()
     }
 
-    /// All kinds of sets, some of them equal.
+    /// Returns sets of all kinds, some of them equal.
     fn sets() -> Vec<Chunks> {
         let small = || (0..5).flat_map(|a| (0..5).map(move |b| (a, b)));
         let strided = small()
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_know_what_they_hold() {
+    fn sets_contain_the_chunks_of_their_runs() {
         assert_eq!(indices(Chunks::strided(1, 4, 3)), [1, 5, 9]);
         assert_eq!(indices(Chunks::with_bit(1, 11)), [2, 3, 6, 7, 10]);
         assert_eq!(indices(Chunks::with_bit(0, 5)), [1, 3]);
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn turned_sets_hold_what_comes_after() {
+    fn rotated_sets_contain_the_following_chunks() {
         let arcs = (0..6).flat_map(|start| (0..=6).map(move |count| Chunks::wrapping(start, count, 6)));
         for arc in arcs {
             for by in 0..6 {

@@ -105,7 +105,11 @@ impl<L: RingTransport> RankUnderTest<L> {
         // The function is not symmetric, so it shows whose bytes these are and that they arrive once.
         let combined = |ours: u8, theirs: u8| ours.wrapping_mul(3).wrapping_add(theirs.wrapping_mul(5));
         let mut combine = |ours: &mut [u8], theirs: &[u8]| {
-            assert_eq!(ours.len(), theirs.len(), "ranges are as long as what is combined into them");
+            assert_eq!(
+                ours.len(),
+                theirs.len(),
+                "a range and the bytes combined into it have the same length"
+            );
             ours.iter_mut().zip(theirs).for_each(|(ours, theirs)| *ours = combined(*ours, *theirs));
         };
         self.link.exchange_in_place(peer.index(), &mut buffer, &mut combine, due).unwrap();
@@ -114,7 +118,7 @@ impl<L: RingTransport> RankUnderTest<L> {
         assert!(buffer.into_iter().eq(expected), "an exchange in place of {len} bytes combines each once");
     }
 
-    /// Rank 0 sends several messages to rank 1. A send may wait for its receiver.
+    /// Sends several messages from rank 0 to rank 1. A send may wait for its receiver.
     fn order(&mut self) {
         let (rank, due) = (self.link.rank(), &LazyDeadline::from(self.runtime.deadline(LIMIT)));
         for number in 0..20 {
@@ -131,7 +135,7 @@ impl<L: RingTransport> RankUnderTest<L> {
         }
     }
 
-    /// Every rank sends to every rank.
+    /// Sends from every rank to every rank at once.
     fn all_at_once(&mut self) {
         let (rank, due) = (self.link.rank(), &LazyDeadline::from(self.runtime.deadline(LIMIT)));
         let len = LENGTHS[5];

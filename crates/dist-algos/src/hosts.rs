@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_world_of_nobody_has_no_hosts() {
+    fn a_world_without_ranks_has_no_hosts() {
         let nobody = Hosts::new(&[]);
         assert_eq!((nobody.count(), nobody.world_size(), nobody.largest()), (0, 0, 0));
         assert_eq!(nobody.leaders().len(), 0);

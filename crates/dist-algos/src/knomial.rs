@@ -53,7 +53,8 @@ const fn depth(world_size: usize) -> usize {
     depth
 }
 
-/// From the highest level down, the parent of a group sends to the first rank of each other part of the group.
+/// Sends from the parent of a group to the first rank of each other part of the group, from the highest level
+/// down.
 fn broadcast_step(rank: Rank, root: usize, index: usize) -> Option<Step> {
     let level = levels(rank.world_size()) - 1 - index / CHILDREN;
     let distance = (index % CHILDREN + 1) << (level * BITS);

@@ -32,8 +32,9 @@ pub struct MessageAlgorithm {
     pub order: fn(usize) -> Option<Order>,
     /// Returns the cost in a supported world of at least two ranks, for the most expensive root.
     pub cost: fn(usize) -> Cost,
-    /// Returns the memory that ranks can send their data from in a reduce_scatter or an all_to_all. From an input, a
-    /// reduce_scatter sends the steps that [`Step::from_input`](crate::Step::from_input) returns.
+    /// Returns the memory that ranks can send their data from in a reduce_scatter or an all_to_all. If that
+    /// is an input, a reduce_scatter executes the steps that [`Step::from_input`](crate::Step::from_input)
+    /// returns.
     pub sends_from: fn(usize) -> Source,
     /// Returns the chunks that pass through the buffer of a rank, for this root, in a gather or a scatter. They are
     /// consecutive.
@@ -85,8 +86,8 @@ impl MessageAlgorithm {
 
     /// Returns the memory from which ranks can send their data in a reduce_scatter or an all_to_all.
     ///
-    /// From an input, ranks send only their own data and no sums, so the input does not change. The buffer then only
-    /// needs to hold what the rank ends with.
+    /// An input does not change, because ranks send only their own data from it and no sums. The buffer then
+    /// only needs to hold the result of the rank.
     pub fn sends_from(&self, world_size: usize) -> Source {
         (self.sends_from)(world_size)
     }

@@ -30,8 +30,8 @@ pub const fn all_gather(rank: Rank) -> Option<Schedule> {
     }
 }
 
-/// First the two ranks of a pair exchange their chunks. Then every rank forwards the two chunks that it received
-/// last.
+/// Exchanges the chunks of the two ranks of a pair first. Then every rank forwards the two chunks that it
+/// received last.
 const fn all_gather_step(rank: Rank, round: usize) -> Step {
     let even = rank.index().is_multiple_of(2);
     let peer = if even == round.is_multiple_of(2) { rank.right().index() } else { rank.left().index() };

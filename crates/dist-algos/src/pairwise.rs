@@ -79,7 +79,7 @@ pub fn reduce_scatter(rank: Rank) -> Schedule {
     }))
 }
 
-/// A node of T(p): the 2^level ranks from `index·2^level` on, or as many as there are.
+/// A node of T(p): the 2^level ranks from `index·2^level` on, or fewer at the end of the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct TreeNode {
     level: u32,

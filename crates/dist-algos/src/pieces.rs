@@ -71,7 +71,7 @@ pub(crate) fn ranges(partition: &Partition<'_>, chunks: Chunks) -> impl Iterator
     chunks.contiguous().map(|run| partition.span(run)).filter(|range| !range.is_empty())
 }
 
-/// Distributes the bytes of a message, as they arrive, to the pieces of memory that they belong to.
+/// A destination that distributes the bytes of an arriving message to several pieces of memory.
 pub(crate) struct ScatteredPieces<'a> {
     parts: PiecesMut<'a>,
     /// The piece that is being filled, and the number of bytes in it.
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_dealt_to_its_pieces_whatever_it_arrives_in() {
+    fn a_message_is_distributed_to_its_pieces_in_any_division() {
         let pieces: [(usize, &[u8]); 4] = [(0, &[1, 2]), (2, &[3, 4, 5]), (5, &[]), (5, &[6, 7, 8])];
         let memory = scatter(&[3, 1, 4], &pieces).unwrap();
         assert_eq!(memory, [&[1, 2, 3][..], &[4], &[5, 6, 7, 8]]);

@@ -12,9 +12,9 @@ use crate::Scratch;
 /// Implement [`Transport`] instead to use a link with a `Communicator`. It adds deadlines and aborts that all ranks
 /// see, groups and shared memory, and every `Transport` is a `RingTransport`.
 ///
-/// Messages between an ordered pair of ranks arrive in the order in which they were sent. An empty message is a
-/// message too. Both halves of an exchange make progress at once: a rank that waits until its peer receives also
-/// receives meanwhile.
+/// Messages between an ordered pair of ranks arrive in the order in which they were sent. An empty message is
+/// a message too. Both halves of an exchange make progress at once: a rank that waits for its peer to receive
+/// must also receive.
 pub trait RingTransport {
     /// The error of the transport.
     type Error: StdError + 'static;

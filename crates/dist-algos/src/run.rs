@@ -330,8 +330,8 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
         receive.then == OnArrival::Reduce && !self.memory.partition.divides_cache_lines()
     }
 
-    /// Executes an exchange that uses the received data when all of it has arrived, by way of a second buffer: the data
-    /// replaces what is sent, or its pieces end inside of elements.
+    /// Executes an exchange that uses the received data only after all of it has arrived in a second buffer.
+    /// This is needed if the data replaces chunks that are sent, or if its pieces end inside of elements.
     fn exchange_staged(
         &mut self,
         index: usize,

@@ -1,9 +1,9 @@
 //! Scans: every rank gets the sum of the ranks up to it.
 //!
-//! Recursive doubling: ranks at distance 1, 2, 4, … exchange the sums of their blocks. The sum of a block on the
-//! left is added to the rank's own result. So rank r adds the blocks that the binary digits of r name, the largest
-//! outermost, which is T(r + 1). The scan is canonical for every world size, and the exclusive one is canonical
-//! with T(r).
+//! Recursive doubling: ranks at distance 1, 2, 4, … exchange the sums of their blocks. The sum of a block on
+//! the left is added to the rank's own result. Rank r thus adds the blocks of the binary digits of r, the
+//! largest outermost, which is T(r + 1). The scan is canonical for every world size, and the exclusive scan
+//! is canonical with T(r).
 //!
 //! A rank only receives the sum of a block if there is a rank at the same position in the next block. No other rank
 //! waits for that sum.

@@ -26,7 +26,8 @@ enum StepSource {
     Iterated(Box<dyn Iterator<Item = Step> + Send>),
 }
 
-/// Returns the step of a rank, for this root, with this index. Returns `None` if the rank takes no part in it.
+/// A function that returns the step of a rank, for this root, with this index, or `None` if the rank takes no
+/// part in it.
 pub type StepFn = fn(Rank, usize, usize) -> Option<Step>;
 
 impl Schedule {

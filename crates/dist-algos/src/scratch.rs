@@ -1,13 +1,13 @@
-//! Memory beside the buffer that is kept between calls.
+//! Memory in addition to the buffer, which is reused by later calls.
 
 use dist_transport::cpu::CacheLine;
 
-/// Memory aligned to 64 bytes that is kept between calls. It grows as needed.
+/// A region of memory that is aligned to 64 bytes and reused by later calls. It grows as needed.
 ///
-/// For [`run`](crate::run) it holds the slots of a schedule: none for most, at most 2⌈log₂ p⌉ chunks for a pairwise
-/// reduce-scatter. It also holds arriving data if a step sends and receives the same chunks, or
-/// if pieces of messages end inside of elements. A
-/// [`RingTransport`](crate::RingTransport) can use another one for received data.
+/// [`run`](crate::run) stores the slots of a schedule in it: none for most schedules, at most 2⌈log₂ p⌉
+/// chunks for a pairwise reduce-scatter. It also stores arriving data if a step sends and receives the same
+/// chunks, or if pieces of messages end inside of elements. A [`RingTransport`](crate::RingTransport) can use
+/// another one for received data.
 #[derive(Clone, Debug, Default)]
 pub struct Scratch {
     slots: Slots,
@@ -40,7 +40,7 @@ impl Scratch {
         &mut self.slots
     }
 
-    /// Returns the slots, and `len` bytes beside them, aligned to 64.
+    /// Returns the slots and `len` additional bytes, aligned to 64.
     pub(crate) fn slots_and_staged(&mut self, len: usize) -> (&mut Slots, &mut [u8]) {
         let lines = len.div_ceil(CacheLine::BYTES);
         if self.staged.len() < lines {

@@ -92,7 +92,8 @@ pub enum Source {
 pub enum ChunkLocation {
     /// The chunk is in the buffer that the operation works on.
     Buffer,
-    /// The chunk is in a slot beside the buffer. Slots are numbered from 0, below [`SLOTS_MAX`], and hold one chunk each.
+    /// The chunk is in a slot outside of the buffer. Slots are numbered from 0, below [`SLOTS_MAX`], and hold
+    /// one chunk each.
     Slot(usize),
 }
 
@@ -108,7 +109,7 @@ pub enum OnArrival {
 /// Maximum number of slots of a schedule; twice the logarithm of any world size is enough for those of this crate.
 pub const SLOTS_MAX: usize = 128;
 
-/// Everything that a step sends and receives.
+/// The sending halves and the receiving halves of a step.
 pub(crate) type Halves = (SmallVec<[SendHalf; 1]>, SmallVec<[ReceiveHalf; 1]>);
 
 impl Step {

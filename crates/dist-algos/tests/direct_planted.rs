@@ -36,7 +36,7 @@ enum Mistake {
     LostSignal,
 }
 
-/// Access to shared memory with a mistake.
+/// An access to shared memory with a mistake.
 struct Wrong<'a> {
     inner: Unchecked<'a>,
     mistake: Mistake,
@@ -172,7 +172,7 @@ fn sums(transport: &mut sim::SimTransport, algorithm: &'static DirectAlgorithm, 
         let combine = &mut |into: &mut [u8], from: &[u8]| {
             into.iter_mut().zip(from).for_each(|(into, from)| *into = into.wrapping_add(*from));
         };
-        let complete = &mut |_: &mut [&mut [u8]]| unreachable!("nobody else's memory is within reach");
+        let complete = &mut |_: &mut [&mut [u8]]| unreachable!("no other rank's memory is accessible");
         let kernel = &mut ReductionKernel { combine, finish: &mut |_| (), complete };
         let (steps, scratch) = (plan.schedule(rank), &mut Scratch::new());
         let done = run(&mut access, (&plan, rank), steps, memory, kernel, scratch, due);

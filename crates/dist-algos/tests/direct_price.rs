@@ -15,7 +15,7 @@ use rstest::rstest;
 
 const SHARED: GroupLayout = GroupLayout::on_host(Reach::Write);
 
-/// Costs that are no whole nanoseconds and all different.
+/// Costs that are all different and not whole nanoseconds.
 const PACE: DirectCosts = DirectCosts {
     costs: MemoryCosts {
         signal_ps: 20_300,

@@ -34,7 +34,7 @@ struct Share {
     shown: Vec<u8>,
 }
 
-/// Memory that threads share, protected by one mutex.
+/// The memory that threads share, protected by one mutex.
 #[derive(Debug)]
 struct ThreadGroup {
     rank: usize,
@@ -225,7 +225,7 @@ fn on_every_rank<R: Send>(world_size: usize, work: impl Fn(Rank, &mut ThreadGrou
     })
 }
 
-/// A deadline in the far future.
+/// Returns a deadline in the far future.
 fn deadline() -> Deadline {
     Runtime::system().deadline(Duration::from_secs(60))
 }
@@ -235,7 +235,7 @@ fn brought(rank: usize, world_size: usize, len: usize) -> Vec<f32> {
     oracle::sample(7, rank, len * world_size)
 }
 
-/// The way to run a fused call.
+/// A way to run a fused call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum FusedCall {
     InSteps,

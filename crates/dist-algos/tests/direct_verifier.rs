@@ -12,7 +12,7 @@ use dist_algos::{ALGORITHMS, Algorithm, Error, Source};
 use dist_transport::shm_group::{GroupLayout, MemoryArea, Reach};
 use rstest::rstest;
 
-/// All operations and algorithms in a world, with the first and the last root.
+/// Returns all operations and algorithms in a world, with the first and the last root.
 fn all(world_size: usize) -> impl Iterator<Item = (DirectCollective, &'static DirectAlgorithm)> {
     let last = DirectCollective::all(world_size - 1)
         .into_iter()
@@ -51,7 +51,7 @@ fn every_plan_is_proven_alone_and_one_of_many_blocks_by_fewer() {
                     prove_alone(&plan).unwrap_or_else(|error| panic!("{plan:?}: {error}"));
                     let shortened = plan.shortened();
                     assert!(shortened.blocks() <= 24 && shortened.blocks() % 8 == plan.blocks() % 8);
-                    // With all blocks and all knowledge of the ranks.
+                    // This proof includes all blocks and all knowledge of the ranks.
                     prove(&[plan]).unwrap_or_else(|error| panic!("{plan:?}: {error}"));
                 }
             }
@@ -163,7 +163,7 @@ fn mutants_are_rejected() {
     assert!(mutants > 10_000 && swaps * 100 < mutants, "{swaps} of {mutants} pass");
 }
 
-/// Three calls of one all_reduce by three ranks, with changed steps.
+/// Proves three calls of one all_reduce by three ranks, with changed steps.
 fn planted(algorithm: &'static DirectAlgorithm, change: impl Fn(&mut Vec<DirectStep>)) -> Result<(), Error> {
     let plan = plans(DirectCollective::AllReduce, algorithm, 3)[3];
     let mut calls = vec![DirectPrograms::new(plan); 3];
@@ -210,8 +210,9 @@ fn slots_that_are_used_again_too_early_are_a_race(
     }
 }
 
-/// A pipeline that publishes a block while others use the one before needs three slots at least. With two, each rank
-/// would wait for the others to use a block that they can only use after they have waited for it in turn.
+/// A pipeline that publishes a block while others use the previous one needs at least three slots. With two,
+/// each rank would wait for the others to use a block that they can only use after they have waited for it in
+/// turn.
 #[test]
 fn a_pipeline_of_two_slots_waits_for_ever() {
     let with_waits = |slots: usize| {

@@ -6,7 +6,7 @@ use dist_algos::ALGORITHMS;
 mod document;
 
 #[test]
-fn the_page_on_algorithms_is_what_the_schedules_say() {
+fn the_page_on_algorithms_agrees_with_the_schedules() {
     let committed = include_str!("../../../docs/algorithms.md");
     let made = document::algorithms(ALGORITHMS);
     let differs = made.lines().zip(committed.lines()).find(|(made, committed)| made != committed);

@@ -1,6 +1,6 @@
 //! The simulated network finds mistakes that are planted into steps, exchanges and message ends, by trying seeds:
 //! sums are wrong, or a rank waits for a message that never comes.
-#![allow(clippy::unwrap_used, reason = "a program that cannot go on fails, and that is what is looked for")]
+#![allow(clippy::unwrap_used, reason = "a failing rank ends the test, and the tests look for failures")]
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

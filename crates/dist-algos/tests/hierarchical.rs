@@ -79,7 +79,7 @@ fn schedules_serve_every_layout_but_where_parts_need_regular_hosts() {
 }
 
 #[test]
-fn all_reduce_on_regular_hosts_costs_what_is_said() {
+fn all_reduce_on_regular_hosts_has_the_declared_cost() {
     for hosts in all_layouts().filter(|hosts| hosts.regular().is_some()) {
         for two in of(CollectiveKind::AllReduce) {
             let (report, costs) = (prove(two, &hosts, 0), two.cost(&hosts));
@@ -120,7 +120,7 @@ fn orders_are_as_documented(#[case] sizes: &[usize], #[case] two: &TwoLevelAlgor
 }
 
 #[test]
-fn parts_send_across_what_a_host_has_to() {
+fn parts_send_the_minimum_between_hosts() {
     let hosts = of_sizes(&[4, 4]);
     let two = &hierarchical::PARTS_RECURSIVE_DOUBLING;
     let costs = two.cost(&hosts);

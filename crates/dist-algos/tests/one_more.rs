@@ -16,7 +16,7 @@ mod document;
 
 const WHOLE: Chunks = Chunks::one(0);
 
-/// An all_reduce in which rank 0 receives every buffer, one after the other, and sends the sum to every rank.
+/// An all_reduce by rank 0: it receives every buffer, one after the other, and sends the sum to every rank.
 static STAR: MessageAlgorithm = MessageAlgorithm {
     collective: CollectiveKind::AllReduce,
     name: "star",
@@ -54,14 +54,14 @@ static LEADERS_STAR: TwoLevelAlgorithm = hierarchical::by_leaders("two_level/lea
 static DIRECT_STAR: DirectAlgorithm =
     DirectAlgorithm { name: "direct/star", fits: |case| case.bytes == 8, ..one_shot::ALL_REDUCE };
 
-/// Calls a function with the table of all algorithms and those of this file.
+/// Calls a function with the table of all algorithms and of those in this file.
 fn with_star<T>(use_table: impl FnOnce(AlgorithmTable<'_>) -> T) -> T {
     let stars: [Algorithm; 3] = [(&STAR).into(), (&LEADERS_STAR).into(), (&DIRECT_STAR).into()];
     let algorithms = [&ALGORITHMS[..], &stars].concat();
     use_table(AlgorithmTable::new(&algorithms))
 }
 
-/// A model in which reductions cost nothing.
+/// A model with free reductions.
 const MODEL: CostModel = CostModel { round_ps: 1, byte_ps: 1, reduced_byte_ps: 0 };
 
 #[test]

@@ -1,4 +1,4 @@
-//! The table of all algorithms: names, and what is chosen.
+//! The table of all algorithms: names, and the choice.
 
 use dist_algos::{
     ALGORITHMS, Algorithm, ChunkLocation, CollectiveKind, CostModel, MessageAlgorithm, Order, Placement,
@@ -24,12 +24,12 @@ fn an_unknown_name_is_refused_with_the_known_ones() {
 }
 
 const DEFAULT: CostModel = CostModel { round_ps: 65_536 * 200, byte_ps: 200, reduced_byte_ps: 0 };
-/// As measured over loopback.
+/// Costs measured over loopback.
 const LOOPBACK: CostModel = CostModel { reduced_byte_ps: 50, ..DEFAULT };
 const SLOW_REDUCTION: CostModel = CostModel { reduced_byte_ps: 20_000, ..DEFAULT };
 const CANONICAL: Order = Order::Canonical;
 
-/// The name of the cheapest algorithm.
+/// Returns the name of the cheapest algorithm.
 fn suggest(
     collective: CollectiveKind,
     [ranks, cores]: [usize; 2],
@@ -88,7 +88,8 @@ fn small_messages_get_few_rounds_and_large_ones_few_bytes(
     }
 }
 
-/// With a core for each rank it is a binomial tree, and a scatter from 256 KiB on. As measured over loopback.
+/// Measured over loopback. With a core for each rank the choice is a binomial tree, and a scatter from 256
+/// KiB on.
 #[rstest]
 #[case(CollectiveKind::Broadcast, &[3, 4, 8], &DEFAULT, &[(8, "knomial"), (64 << 10, "knomial"), (1 << 20, "knomial")])]
 #[case(CollectiveKind::Reduce, &[3, 4, 8], &DEFAULT, &[(8, "binomial"), (64 << 10, "binomial"), (1 << 20, "binomial")])]
@@ -115,7 +116,7 @@ fn on_two_cores_the_work_of_all_ranks_counts(
 }
 
 #[test]
-fn a_schedule_in_which_all_ranks_do_the_same_costs_the_same_wherever_they_run() {
+fn a_symmetric_schedule_has_the_same_cost_on_any_number_of_cores() {
     for ranks in 3..=16 {
         let time = |cores| ring::ALL_REDUCE.picoseconds(Placement { ranks, cores }, ranks << 16, &LOOPBACK);
         for cores in 1..ranks {

@@ -216,7 +216,7 @@ fn trees_hold_the_chunks_of_their_subtrees() {
     assert_eq!(binomial::SCATTER.held(rank(5), 4), Chunks::one(5));
 }
 
-/// Two ranks send each other a chunk of their inputs.
+/// Lets two ranks send each other a chunk of their inputs.
 #[track_caller]
 fn check_swap(chunks: [usize; 2], places: [usize; 2], expected: Result<(), Error>) {
     let program = |rank: usize| {
@@ -254,7 +254,7 @@ fn windows_that_make_no_sense_are_found() {
     assert!(matches!(found, Err(Error::NoChunk { parts: 0, .. })), "no input: {found:?}");
 }
 
-/// One wrong program for each of two ranks that should reduce one chunk to rank 0.
+/// Runs one wrong program for each of two ranks that should reduce one chunk to rank 0.
 #[track_caller]
 fn check_fault(programs: [Vec<Step>; 2], expected: Error) {
     let programs = programs.map(|steps| RankProgram { steps, finish: None });
@@ -368,7 +368,7 @@ fn misuse_of_slots_is_found() {
 }
 
 #[test]
-fn overwriting_what_is_sent_is_found() {
+fn overwriting_sent_chunks_is_found() {
     let crossed = |peer| {
         let send = SendHalf::buffer(peer, Chunks::one(0));
         vec![Step::exchange(send, ReceiveHalf::reduce(peer, ALL))]
@@ -377,7 +377,7 @@ fn overwriting_what_is_sent_is_found() {
 }
 
 #[test]
-fn reading_what_nobody_has_written_is_found() {
+fn reading_unwritten_chunks_is_found() {
     let programs = [vec![GIVE_BACK], vec![Step::receive(ReceiveHalf::replace(0, ALL))]]
         .map(|steps| RankProgram { steps, finish: None });
     let expected = Err(Error::Unwritten { rank: 0, step: 0, chunk: 0 });

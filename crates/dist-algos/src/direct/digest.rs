@@ -2,7 +2,7 @@
 
 use std::hash::Hasher;
 
-/// Multiplies and rotates number by number (FNV-1a on words).
+/// A hash that multiplies and rotates number by number (FNV-1a on words).
 #[derive(Clone, Debug)]
 pub(super) struct Digest(u64);
 

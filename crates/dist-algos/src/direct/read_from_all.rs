@@ -75,7 +75,7 @@ const fn read_ordinary_from(shared: &GroupLayout) -> usize {
 /// stores, which the system's copy does not use.
 const COPIED_BYTES_MAX: usize = 32 << 20;
 
-/// Every rank reduces its part of all ranks' memory; then the other ranks copy the sums.
+/// Lets every rank reduce its part of all ranks' memory; then the other ranks copy the sums.
 fn read_in_two_phases(context: &StepContext, phase: usize) -> PhaseStep {
     let rank = context.rank().index();
     let takes = context.takers().map_or(0, |_| context.rank().world_size() - 1);
@@ -99,7 +99,7 @@ fn read_in_two_phases(context: &StepContext, phase: usize) -> PhaseStep {
     }
 }
 
-/// Every rank gets its result directly from the other ranks' memory.
+/// Lets every rank take its result directly from the other ranks' memory.
 fn read_at_once(context: &StepContext, phase: usize) -> PhaseStep {
     let uses = match context.collective().uses(context.rank().index()) {
         BlockUse::Nothing => 0,

@@ -48,7 +48,7 @@ impl DirectPlan {
         if algorithm.is_one_shot && places == 1 && part_bytes_max <= shared.flag_line_bytes {
             return Some(Self { published: PublishPlace::FlagLine, ..plan });
         }
-        // If one rank waits for nobody, or only one rank waits, the other ranks can continue to the next call.
+        // If one rank does not wait, or only one rank waits, the other ranks can continue to the next call.
         let goes_ahead = algorithm.is_one_shot && collective.root().is_some();
         if goes_ahead && part_bytes_max <= block_bytes.min(shared.eager_bytes) {
             return Some(Self { published: PublishPlace::EagerBuffer, ..plan });
@@ -154,9 +154,9 @@ impl DirectPlan {
     /// Returns an equivalent plan of fewer blocks, so that proving a plan of many blocks stays cheap.
     ///
     /// A round refers only to its own block and to the two before, to their slots, and to signals at a fixed
-    /// distance. The assignment of slots repeats after a fixed number of blocks, and the set of slots repeats after
-    /// twice that number. So every round that is left out equals one that stays, together with the rounds around
-    /// it.
+    /// distance. The assignment of slots repeats after a fixed number of blocks, and the set of slots repeats
+    /// after twice that number. Therefore every round that is left out equals one that stays, together with
+    /// the rounds around it.
     #[must_use]
     pub const fn shortened(self) -> Self {
         const PERIOD: usize = 2 * SLOTS;
@@ -227,8 +227,8 @@ impl DirectPlan {
     /// Returns `true` if the contributions are added in one loop over all ranks, for element types that have such a
     /// loop.
     ///
-    /// Each rank begins with its own contribution. The contributions of the ranks follow whose numbers differ from
-    /// its own by exclusive or with 1, 2, 3 and so on. If the number of ranks is a power of two, this is the
+    /// Each rank begins with its own contribution. Then it adds the ranks whose numbers differ from its own
+    /// by exclusive or with 1, 2, 3 and so on. If the number of ranks is a power of two, this is the
     /// canonical order, except that the two sides of a sum may be exchanged, which changes no bit.
     pub(super) const fn adds_at_once(&self) -> bool {
         self.is_fused() && matches!(self.world_size, 4 | 8)

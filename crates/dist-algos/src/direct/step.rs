@@ -83,7 +83,7 @@ pub enum PeerSet {
     Others,
 }
 
-/// The second destination of a sum, beside the buffer of the rank that computes it.
+/// The second destination of a sum, in addition to the buffer of the rank that computes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SumTarget {
     /// None.

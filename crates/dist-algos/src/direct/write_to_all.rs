@@ -1,4 +1,5 @@
-//! Schedules in which one rank reduces each part from the other ranks' own memory and writes the sum into that memory.
+//! Schedules with one reducing rank for each part: it reads the part from the other ranks' memory and writes
+//! the sum there.
 
 use dist_transport::shm_group::MemoryArea;
 
@@ -26,7 +27,7 @@ pub static ALL_REDUCE: DirectAlgorithm = DirectAlgorithm {
     step: |context, _, phase| write_to_all(context, phase),
 };
 
-/// Every rank reduces its part of all ranks' memory and writes the sum into their memory.
+/// Lets every rank reduce its part of all ranks' memory and write the sum into their memory.
 fn write_to_all(context: &StepContext, phase: usize) -> PhaseStep {
     let part = context.rank().index();
     match phase {

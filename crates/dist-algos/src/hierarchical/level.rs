@@ -2,7 +2,7 @@
 
 use crate::{Chunks, Hosts, ReceiveHalf, Schedule, SendHalf, Step};
 
-/// The iterator over one rank's steps of a two-level schedule: the steps of one level after those of another.
+/// An iterator over one rank's steps of a two-level schedule: the steps of one level after those of another.
 #[derive(Debug)]
 pub struct Steps<'a> {
     levels: [LevelSchedule<'a>; 3],

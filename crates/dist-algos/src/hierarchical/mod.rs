@@ -1,8 +1,8 @@
 //! Two-level schedules: first inside each host, then between hosts, then inside each host again.
 //!
-//! Fewer messages and bytes go between hosts than in a schedule that ignores hosts. A two-level schedule consists of
-//! other schedules of this crate, whose ranks and chunks are renumbered. For a rank of another world than that of the
-//! hosts, there is no schedule. Roots outside the world are taken modulo its size.
+//! Fewer messages and bytes go between hosts than in a schedule that ignores hosts. A two-level schedule
+//! consists of other schedules of this crate with renumbered ranks and chunks. A rank whose world size
+//! differs from that of the hosts has no schedule. Roots outside the world are taken modulo its size.
 
 mod algorithm;
 mod all_reduce;

@@ -9,8 +9,8 @@ use crate::{
     CollectiveKind, Hosts, MessageAlgorithm, Phases, halving_doubling, pairwise, recursive_doubling, ring,
 };
 
-/// A reduce_scatter: first inside each host, then among the ranks at the same place of all hosts. So a host sends each
-/// chunk of another host once, as the sum of its ranks. It is [`ALL_GATHER`] backwards.
+/// A reduce_scatter: first inside each host, then among the ranks at the same position of all hosts. A host
+/// sends each chunk of another host once, as the sum of its ranks. It is [`ALL_GATHER`] backwards.
 pub static REDUCE_SCATTER: TwoLevelAlgorithm = TwoLevelAlgorithm {
     collective: CollectiveKind::ReduceScatter,
     name: "two_level",
@@ -31,8 +31,8 @@ pub static REDUCE_SCATTER: TwoLevelAlgorithm = TwoLevelAlgorithm {
     phases: reduce_scatter,
 };
 
-/// An all_gather: first among the ranks at the same place of all hosts, then inside each host. So every chunk is sent
-/// to every other host once.
+/// An all_gather: first among the ranks at the same position of all hosts, then inside each host. Every chunk
+/// is sent to every other host once.
 pub static ALL_GATHER: TwoLevelAlgorithm = TwoLevelAlgorithm {
     collective: CollectiveKind::AllGather,
     name: "two_level",

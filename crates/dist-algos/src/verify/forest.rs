@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_added_twice_nor_to_what_is_finished() {
+    fn nothing_is_added_twice_or_to_a_finished_sum() {
         let mut forest = Forest::new(100);
         let [a, b] = [3, 80].map(|rank| forest.leaf(Piece { rank, chunk: 0 }));
         let ab = forest.sum(a, b).unwrap();

@@ -146,7 +146,8 @@ impl Report {
     }
 }
 
-/// Returns the program with one step changed, if the mutation applies to that step. Copying twice is no change.
+/// Returns the program with one step changed, if the mutation applies to that step. Copying twice has no
+/// effect and is left out.
 fn changed(
     program: &RankProgram,
     index: usize,

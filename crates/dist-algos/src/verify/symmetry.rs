@@ -1,9 +1,9 @@
-//! Proofs of large worlds by symmetry. If every rank does what rank 0 does, with all numbers rotated in the ring of
-//! ranks, it is enough to follow one rank.
+//! Proofs of large worlds by symmetry. If every rank does the same as rank 0, with all numbers rotated in the
+//! ring of ranks, it is enough to simulate one rank.
 //!
-//! In a step, rank `r` sends what rank 0 sends, rotated by `r`. So the data that rank 0 receives follows from the
-//! data that rank 0 holds. In every step all ranks exchange over the same distances, so every message has a
-//! receiver, and no rank waits. The order of additions is not checked.
+//! In a step, rank `r` sends the chunks of rank 0, rotated by `r`. The data that rank 0 receives thus follows
+//! from the data that it holds. In every step all ranks exchange over the same distances. Every message
+//! therefore has a receiver, and no rank waits. The order of additions is not checked.
 
 use std::ops::Range;
 
@@ -65,7 +65,7 @@ enum Content {
     Sum(CyclicRanks, bool),
 }
 
-/// Rank 0 of a world in which all ranks do the same.
+/// The state of rank 0, in a world whose ranks all do the same.
 struct RepresentativeRank {
     goal: Goal,
     world_size: usize,
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn symmetry_finds_what_the_machine_finds() {
+    fn symmetry_and_the_machine_agree() {
         for algorithm in ALGORITHMS.messages() {
             for world_size in (2..20).filter(|&world_size| algorithm.supports(world_size)) {
                 if let Some(cost) = prove(algorithm, world_size).expect("no schedule is wrong") {

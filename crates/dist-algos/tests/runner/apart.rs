@@ -12,7 +12,7 @@ use rstest::rstest;
 use crate::network::{End, Network};
 use crate::{of, sum};
 
-/// Elements and their boundaries.
+/// A buffer of elements and their boundaries.
 #[derive(Clone, Debug, PartialEq)]
 struct Boundaries {
     elements: Vec<u64>,

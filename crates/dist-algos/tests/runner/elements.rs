@@ -8,7 +8,7 @@ use rstest::rstest;
 
 use crate::network::Network;
 
-/// Elements that consist of several numbers.
+/// An element type that consists of several numbers.
 #[derive(Clone, Copy, Debug)]
 struct Elements {
     len: usize,
@@ -28,7 +28,7 @@ impl Elements {
         into.iter_mut().zip(from).for_each(|(into, from)| *into += from);
     }
 
-    /// Returns what a rank must hold, and in which bytes of its buffer.
+    /// Returns the expected contents of a rank, and the range of bytes of its buffer that holds them.
     fn expected(
         self,
         algorithm: &MessageAlgorithm,

@@ -58,7 +58,7 @@ fn all_reduce_is_the_oracles_to_the_last_bit(#[values(0, 1, 2, 3, 4, 5)] layout:
 }
 
 #[rstest]
-fn integers_come_out_whatever_the_order(#[values(0, 1, 2, 3, 4, 5)] layout: usize) {
+fn integers_are_right_in_any_order(#[values(0, 1, 2, 3, 4, 5)] layout: usize) {
     let hosts = Arc::new(Hosts::new(LAYOUTS[layout]));
     for two in supported(CollectiveKind::AllReduce, &hosts) {
         let inputs = inputs::<u64>(hosts.world_size(), 101);

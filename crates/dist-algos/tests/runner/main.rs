@@ -384,7 +384,7 @@ fn a_failing_transport_names_its_step() {
 }
 
 #[test]
-fn links_of_mailboxes_and_simulated_transports_keep_what_links_promise() {
+fn mailbox_links_and_simulated_transports_conform() {
     let runtime = Runtime::system();
     dist_algos::conformance::check(ALGORITHMS, &runtime, |world_size| link::network(&runtime, world_size));
     dist_algos::conformance::check(ALGORITHMS, &runtime, |world_size| {

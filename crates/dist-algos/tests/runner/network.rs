@@ -14,7 +14,7 @@ use crate::link::{self, Link, LinkError};
 /// A kind of network.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Network {
-    /// Threads and [`Link`]s, which have no exchange in place of their own.
+    /// Threads and [`Link`]s, with the default exchange in place.
     Mailboxes,
     /// The simulated network; the seed decides who runs when.
     Simulated { seed: u64 },

@@ -1,7 +1,8 @@
-//! The vector clock of a rank: how many signals of each rank it knows of.
+//! The vector clock of a rank: the number of signals of each rank that it knows of.
 //!
-//! Ranks that wait for all others know the same number of signals of nearly every rank. This number is stored once.
-//! So a rank learns from a signal in the time that the differences take, not in the time of all ranks.
+//! Ranks that wait for all others know the same number of signals of nearly every rank. This number is stored
+//! once. The time to learn from a signal is therefore proportional to the number of differences, not to the
+//! number of ranks.
 
 /// The number of signals of each rank that a rank knows of.
 #[derive(Clone, Debug)]
