@@ -275,7 +275,7 @@ mod tests {
     #[test]
     fn every_rank_runs_the_test_with_its_own_rank() {
         let Some(rank) = rank() else {
-            let job = ranks(3, "process::tests::every_rank_runs_the_test_with_its_own_place", MINUTE);
+            let job = ranks(3, "process::tests::every_rank_runs_the_test_with_its_own_rank", MINUTE);
             job.assert_success();
             let said = |ended: &Ended| ended.output.contains(&format!("I am {} of 3 ", ended.rank));
             assert!(job.ranks.iter().all(said), "{job:?}");
