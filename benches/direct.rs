@@ -1,4 +1,4 @@
-//! Benches of direct schedules, in which ranks access each other's memory.
+//! Benches of direct schedules, whose ranks access each other's memory.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use dist_collectives::tuning::Operation;

@@ -1,4 +1,4 @@
-//! Benches of gather and scatter in which the root exchanges messages with every rank.
+//! Benches of gather and scatter by linear algorithms: the root exchanges messages with every rank.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use dist_collectives::tuning::Operation;

@@ -153,7 +153,7 @@ fn connected(coordinator: &Coordinator, medium: Medium, ranks: usize) -> Vec<Joi
 
 const JOB: &str = "bench";
 
-/// A zero whose bytes are not all zero, and that stays the same when it is added to itself.
+/// A zero whose bytes are not all zero, and which does not change when it is added to itself.
 const WRITTEN: f32 = -0.0;
 
 /// Makes calls back to back after a barrier, and returns their time.

@@ -39,7 +39,7 @@ pub(crate) fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
     build()
 }
 
-/// Builds the book if mdBook is installed. What `tidy` checks is not checked again.
+/// Builds the book if mdBook is installed. Does not repeat the checks of `tidy`.
 pub(crate) fn build_if_possible() -> Result<(), Failure> {
     if is_installed() {
         return build();

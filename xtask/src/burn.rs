@@ -1,4 +1,4 @@
-//! `cargo xtask burn`: checks and tests the crate dist-burn, which is no default member.
+//! `cargo xtask burn`: checks and tests the crate dist-burn, which is not a default member.
 
 use std::process::Command;
 

@@ -48,7 +48,7 @@ pub(crate) fn run() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The combinations of features with which each crate is checked.
+/// The combinations of features that each crate is checked with.
 const COMBINATIONS: &[(&str, &[&str])] = &[
     ("dist-transport", &["", "tcp", "sim", "tcp,sim", "shm", "shm,sim", "conformance"]),
     ("dist-algos", &["", "conformance"]),
@@ -89,7 +89,7 @@ fn each_alone() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Crates that must not be among a crate's dependencies.
+/// A rule that a crate must not depend on certain crates.
 struct Absent {
     package: &'static str,
     features: &'static str,
@@ -150,6 +150,6 @@ fn has_advisories() -> bool {
     let home = std::env::var_os("CARGO_HOME").map(Into::into);
     let home = home.or_else(|| std::env::home_dir().map(|home| home.join(".cargo")));
     let databases = home.and_then(|home: std::path::PathBuf| home.join("advisory-dbs").read_dir().ok());
-    // Beside the databases, each a repository, lies the lock that guards them.
+    // The folder also contains the lock file that guards the databases. Each database is a repository.
     databases.is_some_and(|entries| entries.flatten().any(|entry| entry.path().join(".git").is_dir()))
 }

@@ -1,4 +1,4 @@
-//! Running other programs, and what is said about it.
+//! Execution of other programs, and the output about it.
 
 use std::fmt;
 use std::io::{ErrorKind, Write};
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Why a command of the tool failed.
+/// The error of a command of the tool.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// The arguments make no sense.
@@ -41,8 +41,8 @@ impl From<lexopt::Error> for Failure {
     }
 }
 
-/// Prints text. If its reader has closed the pipe, as `head` does, the process ends with the code that a shell reports
-/// for SIGPIPE, and says nothing.
+/// Prints text. If its reader has closed the pipe, as `head` does, the process ends silently with the code
+/// that a shell reports for SIGPIPE.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut to = std::io::stdout().lock();
     match to.write_all(text.as_bytes()).and_then(|()| to.flush()) {
@@ -56,30 +56,30 @@ pub(crate) fn print_help(help: &str) -> Result<(), Failure> {
     print(&format!("{help}\n"))
 }
 
-/// The folder of the workspace's manifest.
+/// Returns the folder of the workspace's manifest.
 pub(crate) fn workspace_root() -> PathBuf {
     let mut path = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     path.pop();
     path
 }
 
-/// The cargo that runs this tool, with arguments separated by blanks.
+/// Returns the cargo that runs this tool, with arguments separated by blanks.
 pub(crate) fn cargo(arguments: &str) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments.split_whitespace());
-    // What is measured beside tests is not to be kept.
+    // Tests disturb measurements of costs, which are therefore not stored.
     command.env("DIST_COSTS", "off");
     command
 }
 
-/// Runs a program to its end, after a line that says what is run.
+/// Prints the command, and runs it to its end.
 pub(crate) fn show(command: &mut Command) -> Result<(), Failure> {
     eprintln!("     $ {}", line(command));
     let status = command.stdin(Stdio::null()).status()?;
     if status.success() { Ok(()) } else { Err(Failure::Program(line(command))) }
 }
 
-/// Runs a program to its end and returns what it printed; its error output is passed on.
+/// Runs a program to its end and returns its stdout. Its stderr is not captured.
 pub(crate) fn output(command: &mut Command) -> Result<String, Failure> {
     let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
     if output.status.success() {
@@ -89,7 +89,7 @@ pub(crate) fn output(command: &mut Command) -> Result<String, Failure> {
     }
 }
 
-/// The folder in which cargo puts what it builds.
+/// Returns cargo's target folder.
 pub(crate) fn target_folder() -> Result<PathBuf, Failure> {
     let metadata = output(&mut cargo("metadata --no-deps --format-version 1"))?;
     let metadata: serde_json::Value = serde_json::from_str(&metadata).map_err(std::io::Error::from)?;
@@ -97,7 +97,7 @@ pub(crate) fn target_folder() -> Result<PathBuf, Failure> {
     folder.map(Into::into).ok_or_else(|| Failure::Check("cargo metadata names no target folder".to_owned()))
 }
 
-/// The command as a person would type it.
+/// Returns the command as a person would type it.
 pub(crate) fn line(command: &Command) -> String {
     let program = PathBuf::from(command.get_program());
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -108,7 +108,7 @@ pub(crate) fn line(command: &Command) -> String {
     settings.chain([name]).chain(arguments).collect::<Vec<_>>().join(" ")
 }
 
-/// Named steps that run one after the other, each with its time.
+/// A list of named steps that run one after the other, each with its time.
 #[derive(Default)]
 pub(crate) struct Steps(Vec<(&'static str, Duration)>);
 

@@ -22,15 +22,15 @@ every world. Without one, each world runs on one transport, and the worlds of 2 
 The rank that finds a wrong element, or fails otherwise, reports it on stderr.";
 
 const WORLDS: std::ops::RangeInclusive<usize> = 1..=9;
-/// The transports, and the worlds of each if the filter names no transport. A schedule does the same over any
-/// transport, so most worlds run once. World 2 has the most special cases, and 3 is the smallest that is no power of
-/// two.
+/// The transports, and the world sizes of each if the filter names no transport. Schedules do not depend on
+/// the transport, so most world sizes run once. World size 2 has the most special cases, and 3 is the
+/// smallest that is not a power of two.
 const TRANSPORTS: [(&str, &[usize]); 3] =
     [("tcp", &[1, 2, 3, 5, 8]), ("shm", &[2, 4, 7]), (SIMULATED, &[3, 6, 9])];
 const SIMULATED: &str = "sim";
 
 pub(crate) fn run(filter: &str) -> Result<(), Failure> {
-    // With the features of the tests, so that most of it is built already.
+    // The features are those of the tests, so that most crates are already built.
     let features = members::all_features()?;
     show(&mut cargo(&format!("build --quiet {features} --bin distctl --example matrix")))?;
     let folder = target_folder()?.join("debug");
@@ -43,7 +43,7 @@ pub(crate) fn run(filter: &str) -> Result<(), Failure> {
         jobs.into_iter().try_for_each(|job| run_job(&folder, job, &words, &mut table))?;
         Ok::<_, Failure>(table)
     };
-    // A simulated world occupies one core, so the processes use the others meanwhile.
+    // A simulated world occupies one core. The processes use the other cores at the same time.
     let table = std::thread::scope(|scope| {
         let simulated = scope.spawn(|| run_all(simulated));
         let mut table = run_all(processes)?;
@@ -117,7 +117,7 @@ struct Table {
     broken: BTreeSet<String>,
 }
 
-/// Transport, operation, algorithm, order.
+/// The transport, the operation, the algorithm and the order.
 type Row = [String; 4];
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -129,7 +129,7 @@ struct Cell {
 impl Table {
     /// Adds a line of the matrix program's output.
     fn add(&mut self, line: &str) -> Result<(), Failure> {
-        let failed = || Failure::Check(format!("this is no line of the matrix: {line}"));
+        let failed = || Failure::Check(format!("this is not a line of the matrix: {line}"));
         let value: Value = serde_json::from_str(line).map_err(|_| failed())?;
         let parse = || {
             let case: Vec<_> = value["case"].as_str()?.split('/').map(str::to_owned).collect();

@@ -136,7 +136,8 @@ mod tests {
 
     use super::*;
 
-    /// Features of a crate `top` above the crates `middle` and `heavy`, where only `heavy` is no default member.
+    /// Returns the features of a crate `top` above the crates `middle` and `heavy`. Only `heavy` is not a
+    /// default member.
     fn features_of(top: &Value, middle: &Value) -> Vec<String> {
         let dependency = |name: &str| json!({ "name": name, "rename": null, "features": [], "uses_default_features": false });
         let renamed =

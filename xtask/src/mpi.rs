@@ -1,4 +1,5 @@
-//! `cargo xtask mpi`: checks the crate dist-mpi, which is no default member, with each MPI library that is installed.
+//! `cargo xtask mpi`: checks the crate dist-mpi, which is not a default member, with each installed MPI
+//! library.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -45,7 +46,7 @@ const LIBRARIES: [Library; 2] = [
     },
 ];
 
-/// The cases of the example `mpi_check`, each a job of its own. The matrix would take ten minutes with all words.
+/// The cases of the example `mpi_check`, each a job of its own. The whole matrix would take ten minutes.
 const CASES: &[&[&str]] = &[
     &["messages"],
     &["threads"],
@@ -106,7 +107,8 @@ fn run_jobs(library: &Library) -> Result<(), Failure> {
     check_death(&mut job(library, "4", &program, &["death"]))
 }
 
-/// Starts a job in which one process ends with exit code 9: the launcher ends the others and tells the code.
+/// Starts a job whose launcher must end all processes and return exit code 9 after one process has exited
+/// with that code.
 fn check_death(job: &mut Command) -> Result<(), Failure> {
     let output = job.output().map_err(|error| Failure::Check(format!("cannot start {job:?}: {error}")))?;
     let told = [output.stdout, output.stderr].concat();

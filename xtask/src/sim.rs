@@ -45,5 +45,5 @@ fn explore(build: &str, arguments: &str) -> Result<(), Failure> {
 
 fn number(arguments: &mut lexopt::Parser) -> Result<u64, Failure> {
     let value = arguments.value()?.to_string_lossy().into_owned();
-    value.parse().map_err(|_| Failure::Usage(format!("{value:?} is no number")))
+    value.parse().map_err(|_| Failure::Usage(format!("{value:?} is not a number")))
 }

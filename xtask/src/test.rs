@@ -24,7 +24,7 @@ pub(crate) fn add_steps(steps: &mut Steps) -> Result<(), Failure> {
     let features = members::all_features()?;
     steps.step("build tests", || show(&mut cargo(&format!("test {features} --no-run"))))?;
     steps.step("build benches", || show(&mut cargo(&format!("test {features} --no-run --bench *"))))?;
-    // All failures of a run are shown, not only those of the first crate.
+    // Shows the failures of all crates, not only of the first.
     steps.step("tests", || show(&mut cargo(&format!("test {features} --no-fail-fast"))))?;
     steps.step("each bench once", || show(&mut cargo(&format!("test {features} --bench *"))))?;
     steps.step("simulations", sim::run_some)?;

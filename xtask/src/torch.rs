@@ -1,4 +1,4 @@
-//! `cargo xtask torch`: builds and tests the crate dist-torch, which is no default member, with PyTorch.
+//! `cargo xtask torch`: builds and tests the crate dist-torch, which is not a default member, with PyTorch.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -17,10 +17,10 @@ requires, which pip installs into target/torch-venv. Delete that folder to insta
                with dist on 2, 3 and 4 ranks, and the table of their outcomes in the crate's README
   --install    only the virtual environment";
 
-/// What pip installs. The tests of PyTorch need expecttest, those of distributed checkpoints numpy.
+/// Packages for pip. PyTorch's tests need expecttest, and its tests of distributed checkpoints need numpy.
 const PACKAGES: &[&str] = &["torch==2.15.*", "numpy", "expecttest", "maturin>=1.9,<2", "pytest"];
 
-/// What is built and tested.
+/// The extent of the build and the tests.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Extent {
     Install,
@@ -133,7 +133,7 @@ impl Environment {
             for backend in ["gloo", "dist"] {
                 let mut suite = self.suite(backend, ranks);
                 suite.arg("--out").arg(folder.join(format!("{backend}-{ranks}.json")));
-                // The table tells which tests fail, and the comparison whether they pass with Gloo.
+                // The table lists the failed tests, and the comparison shows whether they pass with Gloo.
                 let _ = show(&mut suite);
             }
         }

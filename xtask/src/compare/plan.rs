@@ -28,7 +28,7 @@ pub(super) struct Plan {
     pub(super) models: Vec<String>,
 }
 
-/// The smallest size to which `--touch` applies.
+/// Minimum size at which `--touch` applies.
 pub(super) const TOUCH_BYTES_MIN: usize = 64 << 10;
 
 /// The libraries whose steps of training are measured.
@@ -122,7 +122,7 @@ pub(super) fn parse(mut arguments: lexopt::Parser) -> Result<Option<Plan>, Failu
 fn list<T>(arguments: &mut lexopt::Parser, read: fn(&str) -> Option<T>) -> Result<Vec<T>, Failure> {
     let text = arguments.value()?.string()?;
     let items: Option<Vec<T>> = text.split(',').map(read).collect();
-    items.ok_or_else(|| Failure::Usage(format!("{text:?} is no list of these")))
+    items.ok_or_else(|| Failure::Usage(format!("{text:?} is not a comma-separated list of these values")))
 }
 
 fn word(text: &str) -> Option<String> {

@@ -47,7 +47,7 @@ pub(super) fn wanted(text: &str, plan: &Plan, peer: Peer, transport: &str) -> St
     let mut quickest = BTreeMap::<_, (f64, String)>::new();
     for text in text.lines() {
         let Ok(Value::Object(mut fields)) = serde_json::from_str(text) else { continue };
-        // Not every program knows what it is called here, nor how much it may do in shared memory.
+        // Not every program knows its name in this comparison, or its permissions in shared memory.
         fields.insert("peer".to_owned(), peer.name().into());
         fields.insert("transport".to_owned(), transport.into());
         let text = Value::Object(fields).to_string();
@@ -295,7 +295,7 @@ all_reduce over tcp, 2 ranks, microseconds
     }
 
     #[test]
-    fn whoever_measures_several_ways_has_the_quickest_of_each_size() {
+    fn a_peer_with_several_variants_has_the_fastest_of_each_size() {
         let plan = plan::parse(lexopt::Parser::from_args(["--transport", "shm"])).unwrap().unwrap();
         let lines = [
             line("burn-collective", 8, 3.0),
@@ -309,7 +309,7 @@ all_reduce over tcp, 2 ranks, microseconds
     }
 
     #[test]
-    fn what_was_not_asked_for_is_left_out() {
+    fn results_outside_of_the_plan_are_left_out() {
         let lines = [line("dist", 8, 2.0), line("fast", 1024, 5.0)];
         assert_eq!(results(&["--bytes", "64K"], &lines).tables(), "");
         assert_eq!(results(&["--ranks", "4"], &lines).tables(), "");

@@ -78,7 +78,7 @@ struct Cell {
     peaks: Vec<f64>,
 }
 
-/// Measurements by number of ranks and model, by library and transport, and by mode.
+/// The measurements by number of ranks and model, by library and transport, and by mode.
 type Cells = BTreeMap<(usize, String), BTreeMap<String, BTreeMap<String, Cell>>>;
 
 /// Returns Markdown tables: times, with the difference to processes without communication, and memory.
@@ -101,7 +101,7 @@ pub(super) fn tables(text: &str, plan: &Plan) -> String {
     tables
 }
 
-/// Reads the results of this many ranks, and those of one rank alone.
+/// Reads the results of this number of ranks, and of one rank alone.
 fn read(text: &str, plan: &Plan, ranks: usize) -> Cells {
     let mut cells = Cells::new();
     for value in text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {

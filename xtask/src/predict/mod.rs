@@ -65,7 +65,7 @@ const SAMPLES: &str = "5";
 /// ranks on one core.
 const SETTLING: &str = "64K,64K,64K";
 
-/// How often a disturbed measurement is repeated.
+/// Maximum number of repetitions of a disturbed measurement.
 const TRIES: usize = 2;
 
 /// A measurement is disturbed if a message takes this many times as long as the fastest one.
@@ -78,7 +78,7 @@ enum Between {
     Links(Links),
 }
 
-/// Links between hosts, with one rank each.
+/// The links between hosts with one rank each.
 struct Links {
     shape: Shape,
     /// The time of a byte, if the bandwidth is limited.
@@ -179,7 +179,7 @@ impl Wish {
 
     fn rounds(&self) -> Result<usize, Failure> {
         let Some(text) = &self.rounds else { return Ok(1) };
-        text.parse().map_err(|_| Failure::Usage(format!("{text:?} is no number of rounds")))
+        text.parse().map_err(|_| Failure::Usage(format!("{text:?} is not a number of rounds")))
     }
 }
 
@@ -247,7 +247,7 @@ impl Bench {
                 None => None,
             };
             for _ in 0..wish.rounds()? {
-                // Only two ranks take part in single messages.
+                // Single messages involve only two ranks.
                 for name in messages.iter().filter(|_| ranks == place.ranks[0] || hosts.is_some()) {
                     let (arguments, sizes): (&[&str], _) = match *name {
                         BARRIER => (&BARRIER_ARGUMENTS, "0"),
@@ -311,7 +311,7 @@ impl Bench {
         Ok(us)
     }
 
-    /// Returns the lowest time of such a message so far.
+    /// Returns the lowest time of a message so far.
     fn fastest(&self, place: &Place) -> f64 {
         let path = self.path(&format!("{}.fastest", place.name));
         let kept = fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok());
@@ -364,8 +364,8 @@ impl Bench {
         Ok(output(&mut command)?.lines().filter_map(name).collect())
     }
 
-    /// Compares all results of a place with predictions. On this host they come from the model that fits single messages
-    /// best. Between hosts they come from the links, and from the CPU time of ranks on this host.
+    /// Compares all results of a place with predictions. On this host they come from the model that best fits
+    /// single messages. Between hosts they come from the links, and from the CPU time of ranks on this host.
     fn compare(&self, place: &Place) -> Result<Vec<Line>, Failure> {
         let kept = |names: &[&str]| -> Result<Vec<PathBuf>, Failure> {
             let of_ranks = |&ranks| names.iter().map(move |name| self.lines(place, ranks, name));
@@ -394,7 +394,7 @@ impl Bench {
         Ok(lines.lines().map(serde_json::from_str).collect::<Result<_, _>>().map_err(std::io::Error::from)?)
     }
 
-    /// Returns the speed at which a core reduces: the highest that `distctl tune` has measured, now or earlier.
+    /// Returns the highest reduction speed of a core that `distctl tune` has measured so far.
     fn reduce_speed(&self, place: &Place) -> Result<String, Failure> {
         let Between::Medium(medium) = place.between else { return Ok(String::new()) };
         let mut command = self.distctl();
@@ -461,7 +461,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_there_to_be_measured_is_refused() {
+    fn unknown_measurements_are_rejected() {
         let wish = |words: &[&str]| Wish::parse(lexopt::Parser::from_args(words.iter().copied()));
         for right in [&["--operation", "reduce"][..], &["--ranks", "8"], &["--filter", "1ms", "--ranks", "4"]]
         {

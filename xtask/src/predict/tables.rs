@@ -1,4 +1,4 @@
-//! What was measured and what was predicted, side by side, as the lab notebook in docs/lab has it.
+//! Tables of measurements and predictions, in the format of the lab notebook in docs/lab.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

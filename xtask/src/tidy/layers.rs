@@ -1,4 +1,4 @@
-//! Rules about crates: who may depend on whom, and what each must have.
+//! Rules about crates: their allowed dependencies and required properties.
 
 use super::Finding;
 use super::tree::{Dependency, Package, Tree};
@@ -38,8 +38,8 @@ pub(super) fn order(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Members that a plain build leaves out, because they need more than Rust and a C compiler or take minutes to build.
-/// Each has a step of its own in `cargo xtask`.
+/// Members that a plain build leaves out, because they need more than Rust and a C compiler or take minutes
+/// to build. Each has its own step in `cargo xtask`.
 const OUTSIDE_PLAIN_BUILDS: &[&str] = &["dist-burn", "dist-mpi", "dist-torch"];
 
 pub(super) fn default_members(tree: &Tree) -> Vec<Finding> {
@@ -85,7 +85,7 @@ pub(super) fn readmes(tree: &Tree) -> Vec<Finding> {
     missing.map(|path| Finding::error(&path, "every crate has a README, which is its front page")).collect()
 }
 
-/// What the root folder holds, dot files and dot folders aside.
+/// The contents of the root folder, except dot files and dot folders.
 const TOP_LEVEL: &[&str] = &[
     "CHANGELOG.md",
     "Cargo.lock",

@@ -2,7 +2,7 @@
 
 use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 
-/// The contents of a page. Every part knows its line.
+/// The contents of a page, with the line of every part.
 #[derive(Debug, Default)]
 pub(super) struct Page {
     /// The headings that a link can name, without `#`.
@@ -38,19 +38,20 @@ pub(super) struct Block {
 }
 
 impl Sentence {
-    /// The number of words.
+    /// Returns the number of words.
     pub(super) fn words(&self) -> usize {
         self.text.split_whitespace().filter(|word| word.contains(char::is_alphanumeric)).count()
     }
 }
 
 impl Block {
-    /// The language, the first word after the fence.
+    /// Returns the language, the first word after the fence.
     pub(super) fn language(&self) -> &str {
         self.info.split([',', ' ']).next().unwrap_or_default()
     }
 
-    /// The commands of a console: each with its line, without the prompt, and whole if `\` breaks it.
+    /// Returns the commands of a console block with their lines, without the prompt. A command that `\`
+    /// continues is returned whole.
     pub(super) fn commands(&self) -> Vec<(usize, String)> {
         let mut commands: Vec<(usize, String)> = Vec::new();
         let mut goes_on = false;
@@ -103,7 +104,7 @@ struct Reader<'a> {
     prose: Prose,
 }
 
-/// Text that is gathered until its paragraph or item ends.
+/// A buffer of text until its paragraph or item ends.
 #[derive(Debug, Default)]
 struct Prose {
     start: usize,
@@ -171,7 +172,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Takes text. Of code, a sentence has one word, whatever is in it.
+    /// Appends text. In a sentence, inline code counts as one word.
     fn write(&mut self, as_prose: &str, text: &str, start: usize) {
         match &mut self.place {
             Place::Prose => {
@@ -196,13 +197,13 @@ impl Reader<'_> {
         }));
     }
 
-    /// The number of the line that has the byte at this offset.
+    /// Returns the number of the line with the byte at this offset.
     fn line(&self, offset: usize) -> usize {
         self.text[..offset].matches('\n').count() + 1
     }
 }
 
-/// The anchor of a heading, as mdBook and GitHub make it.
+/// Returns the anchor of a heading, as mdBook and GitHub create it.
 fn slug(heading: &str) -> String {
     let kept = heading.trim().chars().filter_map(|c| match c {
         c if c.is_whitespace() => Some('-'),
@@ -215,7 +216,7 @@ fn slug(heading: &str) -> String {
 /// Words that end with a point inside a sentence.
 const ABBREVIATIONS: &[&str] = &["e.g.", "i.e.", "vs.", "etc."];
 
-/// The sentences of a paragraph, and whether each has an end.
+/// Returns the sentences of a paragraph. The flag is `true` if the sentence has an end.
 fn sentences(text: &str) -> impl Iterator<Item = (String, bool)> {
     let mut all: Vec<(String, bool)> = Vec::new();
     let mut goes_on = false;

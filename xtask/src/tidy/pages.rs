@@ -14,7 +14,7 @@ const MEAN_WORDS_MAX: usize = 20;
 /// The most words that a sentence may have.
 const WORDS_MAX: usize = 40;
 
-/// The pages whose sentences are held to a length: the guide and the front page.
+/// Returns the pages with limited sentence length: the guide and the README.
 fn read_by_newcomers(tree: &Tree) -> impl Iterator<Item = &File> {
     pages(tree).filter(|file| file.path.starts_with(BOOK) || file.path == "README.md")
 }
@@ -43,7 +43,7 @@ pub(super) fn short_sentences(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Every link inside the repository leads to a file that is there, and to a heading of it.
+/// Checks that every link inside the repository leads to an existing file and heading.
 pub(super) fn links(tree: &Tree) -> Vec<Finding> {
     let read: BTreeMap<_, _> = pages(tree).map(|file| (file.path.as_str(), Page::read(&file.text))).collect();
     let mut findings = Vec::new();
@@ -85,7 +85,7 @@ fn check_link(tree: &Tree, read: &BTreeMap<&str, Page>, from: &str, target: &str
     }
 }
 
-/// The path from the root of the workspace that a link of a page leads to.
+/// Returns the path from the root of the workspace for a link on a page.
 fn resolve(from: &str, link: &str) -> String {
     let mut folders: Vec<_> = from.split('/').collect();
     folders.pop();
@@ -102,7 +102,7 @@ fn resolve(from: &str, link: &str) -> String {
 /// Languages of the guide's blocks. Every block of Rust is compiled and every command of a console is checked.
 const LANGUAGES: &[&str] = &["rust", "console", "toml", "text", "json", "python", "c", "cpp", "yaml"];
 
-/// Every page of the guide is in its table of contents, and its code is tested.
+/// Checks that every page of the guide is in its table of contents, and that its code is tested.
 pub(super) fn book(tree: &Tree) -> Vec<Finding> {
     let Some(summary) = tree.file(&format!("{BOOK}SUMMARY.md")) else { return Vec::new() };
     let listed = Page::read(&summary.text).links;
@@ -150,13 +150,13 @@ fn is_tested(tree: &Tree, name: &str) -> bool {
     tree.rust_files().any(included)
 }
 
-/// Commands of cargo itself, and its plugins, that the guide may name.
+/// Commands of cargo itself and of plugins that the guide may use.
 const CARGO: &[&str] = &[
     "add", "bench", "build", "check", "clippy", "doc", "init", "install", "new", "nextest", "run", "test",
     "update",
 ];
 
-/// Every `cargo` command that the guide tells a reader to type can be typed.
+/// Checks that every `cargo` command in the guide exists.
 pub(super) fn cargo_commands(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in read_by_newcomers(tree) {
@@ -204,7 +204,8 @@ fn has_example(tree: &Tree, name: &str) -> bool {
     tree.rust_files().any(|file| ends.iter().any(|end| file.path.ends_with(end)))
 }
 
-/// Returns `true` if this is a folder of the workspace, as named in it or from a folder beside a clone called `dist`.
+/// Returns `true` if this is a folder of the workspace, either by its path in the workspace or from the
+/// parent folder of a clone called `dist`.
 fn is_folder(tree: &Tree, path: &str) -> bool {
     let path = format!("{}/", path.strip_prefix("../dist/").unwrap_or(path));
     tree.files.iter().any(|file| file.path.starts_with(&path))

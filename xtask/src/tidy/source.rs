@@ -7,7 +7,9 @@ pub(super) fn headers(tree: &Tree) -> Vec<Finding> {
     let first_line = |file: &File| file.text.lines().next().unwrap_or_default().to_owned();
     let begins_well = |line: &str| line.starts_with("//! ") || line.starts_with("#![doc = include_str!");
     let without = tree.rust_files().filter(|file| !begins_well(&first_line(file)));
-    without.map(|file| Finding::error(&file.path, "line 1 must be `//!` and what lives here")).collect()
+    without
+        .map(|file| Finding::error(&file.path, "line 1 must be `//!` with the contents of the file"))
+        .collect()
 }
 
 /// The files that may say `unsafe`.
@@ -51,7 +53,7 @@ pub(super) fn no_unsafe(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Names that say nothing about what is inside.
+/// File names without information about the contents.
 const EMPTY_NAMES: &[&str] =
     &["base", "common", "helper", "helpers", "manager", "misc", "types", "util", "utils"];
 
@@ -60,13 +62,13 @@ pub(super) fn names(tree: &Tree) -> Vec<Finding> {
         path.split('/').any(|part| EMPTY_NAMES.contains(&part.strip_suffix(".rs").unwrap_or(part)))
     };
     let empty = tree.rust_files().filter(|file| says_nothing(&file.path));
-    empty.map(|file| Finding::error(&file.path, "this name does not say what lives here")).collect()
+    empty.map(|file| Finding::error(&file.path, "this name says nothing about the contents")).collect()
 }
 
 pub(super) fn no_glob_exports(tree: &Tree) -> Vec<Finding> {
     let exports_all = |line: &str| line.trim_start().starts_with("pub use") && line.contains("::*");
     let globs = tree.rust_files().filter(|file| code_only(&file.text).lines().any(exports_all));
-    globs.map(|file| Finding::error(&file.path, "a glob re-export hides what is public")).collect()
+    globs.map(|file| Finding::error(&file.path, "a glob re-export hides the public items")).collect()
 }
 
 const FILE_LINES_MAX: usize = 500;
@@ -87,7 +89,8 @@ pub(super) fn lengths(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Each function of a file that rustfmt has formatted: the number of its first line, and how many it has.
+/// Returns the first line number and the number of lines of each function. The file must be formatted by
+/// rustfmt.
 fn functions(text: &str) -> impl Iterator<Item = (usize, usize)> {
     let lines: Vec<_> = text.lines().collect();
     let starts = (0..lines.len()).filter(|&at| is_function(lines[at])).collect::<Vec<_>>();
@@ -100,7 +103,7 @@ fn functions(text: &str) -> impl Iterator<Item = (usize, usize)> {
 }
 
 fn is_function(line: &str) -> bool {
-    // One-line functions and declarations in traits have no closing line of their own.
+    // One-line functions and declarations in traits have no separate closing line.
     let ends_here = line.ends_with(';') || line.ends_with('}');
     let code = line.trim_start();
     let begins = code.starts_with("fn ")
@@ -112,7 +115,7 @@ fn words(line: &str) -> impl Iterator<Item = &str> {
     line.split(|c: char| !c.is_alphanumeric() && c != '_')
 }
 
-/// The text with comments, strings and characters blanked out, line for line.
+/// Returns the text with comments, strings and characters replaced by blanks, line for line.
 fn code_only(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -129,7 +132,7 @@ fn code_only(text: &str) -> String {
     out
 }
 
-/// How many bytes of a comment, string or character the text begins with.
+/// Returns the length in bytes of the comment, string or character at the beginning of the text, or 0.
 fn not_code(text: &str) -> usize {
     let up_to = |start: usize, end: &str| {
         text[start..].find(end).map_or(text.len(), |position| start + position + end.len())
@@ -149,14 +152,14 @@ fn not_code(text: &str) -> usize {
     }
 }
 
-/// How many `#` the raw string has that the text begins with.
+/// Returns the number of `#` of the raw string at the beginning of the text, if there is one.
 fn raw_string(text: &str) -> Option<usize> {
     let after = text.strip_prefix('r')?;
     let hashes = after.len() - after.trim_start_matches('#').len();
     after[hashes..].starts_with('"').then_some(hashes)
 }
 
-/// A quote that begins a character, not a lifetime.
+/// Returns `true` for a quote that begins a character and not a lifetime.
 fn is_character(text: &str) -> bool {
     let mut characters = text.chars();
     characters.next() == Some('\'')
@@ -167,7 +170,7 @@ fn is_character(text: &str) -> bool {
         }
 }
 
-/// How many bytes up to and with the closing quote, which may be escaped before.
+/// Returns the number of bytes up to and including the closing quote. Escaped quotes do not close.
 fn literal(text: &str, quote: char) -> usize {
     let mut escaped = false;
     for (position, c) in text.char_indices() {

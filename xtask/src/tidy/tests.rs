@@ -3,7 +3,7 @@
 use super::tree::{Dependency, File, Package, Tree};
 use super::{Finding, check};
 
-/// A workspace of two crates in which nothing is wrong.
+/// Returns a workspace of two crates without findings.
 fn sound() -> Tree {
     let mut tree = Tree { files: Vec::new(), packages: Vec::new() };
     tree.package("dist-transport", &["socket2"], &["dist-testkit"]);
@@ -138,7 +138,7 @@ fn unsafe_is_found_in_code_only() {
 }
 
 #[test]
-fn a_name_that_says_nothing_is_found() {
+fn an_empty_file_name_is_found() {
     finds_in_file("crates/dist-algos/src/utils.rs", "//! U.\n", "crates/dist-algos/src/utils.rs", "name");
     finds_in_file(
         "crates/dist-algos/src/common/a.rs",
@@ -197,7 +197,7 @@ fn long_sentences_are_found_in_pages_for_newcomers_only() {
     finds_nothing("docs/a.md", &sentence(41));
 }
 
-/// A guide with one page.
+/// Returns a guide with one page.
 fn with_page(text: &str) -> Tree {
     let mut tree = sound();
     tree.file_with("docs/book/src/SUMMARY.md", "- [A](a.md)\n");
@@ -315,7 +315,7 @@ fn a_type_name_that_is_defined_twice_is_found_in_a_crate_and_in_one_that_uses_it
     finds_after(&tree, "crates/dist-groups/src/b.rs", "crates/dist-transport/src/a.rs:2");
 }
 
-/// Adds a second `Same` and an `Error` in this file, of which only `Same` may be found.
+/// Adds a second `Same` and an `Error` in this file. Only `Same` may be found.
 #[track_caller]
 fn finds_after(tree: &Tree, path: &str, first: &str) {
     let mut tree = Tree { files: tree.files.clone(), packages: tree.packages.clone() };

@@ -15,7 +15,7 @@ pub(super) struct Tree {
 
 #[derive(Clone, Debug)]
 pub(super) struct File {
-    /// From the root of the workspace, with `/`.
+    /// The path from the root of the workspace, with `/`.
     pub(super) path: String,
     pub(super) text: String,
 }
@@ -34,7 +34,7 @@ pub(super) struct Dependency {
 }
 
 impl Tree {
-    /// The workspace in the current folder, with the packages as `cargo metadata` lists them.
+    /// Reads the workspace in the current folder. `metadata` is the output of `cargo metadata`.
     pub(super) fn read(metadata: &str) -> Result<Self, Failure> {
         let mut tree = Self { files: Vec::new(), packages: packages(metadata)? };
         tree.read_folder(Path::new("."))?;
@@ -60,18 +60,18 @@ impl Tree {
         Ok(())
     }
 
-    /// The Rust files, wherever they are.
+    /// Returns all Rust files.
     pub(super) fn rust_files(&self) -> impl Iterator<Item = &File> {
         self.files.iter().filter(|file| file.path.ends_with(".rs"))
     }
 
-    /// The file at a path.
+    /// Returns the file at a path.
     pub(super) fn file(&self, path: &str) -> Option<&File> {
         self.files.iter().find(|file| file.path == path)
     }
 }
 
-/// Folders of what is made here but not written here.
+/// Folders of generated files.
 const NOT_OURS: &[&str] = &[".git", "target", "out"];
 
 fn packages(metadata: &str) -> Result<Vec<Package>, Failure> {

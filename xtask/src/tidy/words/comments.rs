@@ -2,7 +2,7 @@
 
 use crate::tidy::markdown::{Page, Sentence};
 
-/// Neighbouring lines that are comments of one kind.
+/// A block of consecutive comment lines of one kind.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Comment {
     /// The first line, counted from 1.
@@ -12,7 +12,7 @@ pub(super) struct Comment {
 }
 
 impl Comment {
-    /// The comments of a file that fill whole lines.
+    /// Returns the comments of a file that fill whole lines.
     pub(super) fn read(text: &str) -> Vec<Self> {
         let mut comments: Vec<Self> = Vec::new();
         let mut open = None;
@@ -33,19 +33,19 @@ impl Comment {
         comments
     }
 
-    /// The sentences, without blocks of code and tables. Their lines are those of the file.
+    /// Returns the sentences with their lines in the file, without code blocks and tables.
     pub(super) fn sentences(&self) -> Vec<Sentence> {
         let mut sentences = Page::read(&self.text).sentences;
         sentences.iter_mut().for_each(|sentence| sentence.line += self.line - 1);
         sentences
     }
 
-    /// The number of words, those of code included.
+    /// Returns the number of words, including words of code.
     pub(super) fn words(&self) -> usize {
         self.text.split_whitespace().filter(|word| word.contains(char::is_alphanumeric)).count()
     }
 
-    /// The number of lines that begin like a question.
+    /// Returns the number of lines that begin with a question word.
     pub(super) fn question_lines(&self) -> usize {
         let first = |line: &str| line.split(|c: char| !c.is_alphabetic()).next().map(str::to_owned);
         let lines = self.text.lines().filter_map(first);
@@ -53,10 +53,10 @@ impl Comment {
     }
 }
 
-/// Sentences that begin with these are about "what is …ed" instead of a named thing.
+/// Words at the start of sentences about "what is …ed" instead of a named thing.
 const QUESTION_WORDS: &[&str] = &["What", "Where", "How", "Who", "Which", "Whether"];
 
-/// The marker of a line that is a comment, and the text after it.
+/// Returns the marker and the text of a comment line.
 fn parts(line: &str) -> Option<(&str, &str)> {
     let line = line.trim_start();
     let marker = ["///", "//!", "//"].into_iter().find(|marker| line.starts_with(marker))?;

@@ -23,7 +23,7 @@ pub(super) struct Definition {
     pub(super) line: usize,
 }
 
-/// A string literal, with the line on which it begins.
+/// A string literal and the line on which it begins.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Literal {
     pub(super) text: String,

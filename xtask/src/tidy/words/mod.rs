@@ -62,7 +62,7 @@ impl<'a> Words<'a> {
         findings
     }
 
-    /// Type names that are defined twice in a crate, or in two crates of which one uses the other.
+    /// Finds type names that are defined twice in a crate, or in two crates that depend on each other.
     fn repeated_types(&self, tree: &Tree) -> Vec<Finding> {
         let mut by_name: BTreeMap<&str, Vec<(&str, &File, usize)>> = BTreeMap::new();
         for words in &self.crates {
@@ -85,7 +85,7 @@ impl<'a> Words<'a> {
         findings
     }
 
-    /// The page that `--words` prints: figures of each crate, and comments to judge, drawn by the seed.
+    /// Returns the page that `--words` prints: figures of each crate, and random comments to judge.
     pub(super) fn report(&self, seed: u64) -> String {
         let mut page = String::new();
         let head =
@@ -127,7 +127,7 @@ impl<'a> CrateWords<'a> {
         Self { name, files: files.map(read).collect() }
     }
 
-    /// The types of the crate itself, without those of its tests and of files that stand in for others.
+    /// Returns the crate's own types, without those of tests and of files that replace another crate.
     fn own_types(&self) -> impl Iterator<Item = (&File, &Definition)> {
         let source = format!("crates/{}/src/", self.name);
         let files = self.files.iter().filter(move |words| {
@@ -222,7 +222,7 @@ fn uses(tree: &Tree, name: &str, other: &str) -> bool {
     name == other || below(tree, name).contains(other)
 }
 
-/// The crates that a crate uses, directly or through others, tests aside.
+/// Returns the crates that a crate depends on, directly or indirectly, without dev-dependencies.
 fn below<'a>(tree: &'a Tree, name: &'a str) -> BTreeSet<&'a str> {
     let mut all = BTreeSet::new();
     let mut open = vec![name];
@@ -245,7 +245,7 @@ fn private_name(package: &str, definition: &Definition) -> Option<String> {
     private.or_else(|| metaphor(&words_of(name)).map(|text| format!("{name} says {text}")))
 }
 
-/// The words of a name in snake case or camel case.
+/// Returns the words of a name in snake case or camel case.
 fn words_of(name: &str) -> String {
     let spaced =
         name.chars().flat_map(|c| [c.is_uppercase().then_some(' '), Some(if c == '_' { ' ' } else { c })]);
@@ -272,7 +272,7 @@ fn metaphor(text: &str) -> Option<String> {
     Some(format!("“{}”: say {}", found.0, found.1))
 }
 
-/// Returns `true` for a word and its plural or its forms as a verb.
+/// Returns `true` for a word, its plural and its verb forms.
 fn is_form_of(word: &str, stem: &str) -> bool {
     let ending = word.strip_prefix(stem);
     ending.is_some_and(|ending| matches!(ending, "" | "s" | "es" | "ed" | "ing"))

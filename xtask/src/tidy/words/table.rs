@@ -161,8 +161,8 @@ pub(super) const NAMES: &[PrivateName] = &[
     training(Type, "Claim", "SavePlan"),
 ];
 
-/// A word or phrase that comments, messages and names may not use, and what to write instead. The first word may be in
-/// any form: "knock" stands for "knocks" and "knocking" too.
+/// Words and phrases that comments, messages and names may not use, with their replacements. The first word
+/// may be in any form: "knock" stands for "knocks" and "knocking" too.
 pub(super) const METAPHORS: &[(&str, &str)] = &[
     ("alarm", "abort on unwind"),
     ("bell", "waker"),
