@@ -8,6 +8,7 @@ use dist_algos::OperandSide;
 use dist_algos::scan::Extent;
 
 use crate::digest::digest;
+use crate::kernel::Ordering;
 use crate::{Communicator, Element, Result};
 
 /// An operation of the user's own that reduces elements of `T`.
@@ -241,7 +242,9 @@ impl<T: Element> IndexedValue<T> {
     pub const fn index(self) -> u64 {
         self.index
     }
+}
 
+impl<T: Element + PartialOrd> IndexedValue<T> {
     /// Returns the one whose value `choose` returns, or the one with the lower index if both have it.
     fn chosen(self, other: Self, choose: impl Fn(T, T) -> T) -> Self {
         let chosen = choose(self.value(), other.value());
@@ -257,7 +260,7 @@ impl<T: Element> IndexedValue<T> {
     }
 }
 
-impl<T: Element> CustomOp<IndexedValue<T>, fn(&mut [IndexedValue<T>], &[IndexedValue<T>])> {
+impl<T: Element + PartialOrd> CustomOp<IndexedValue<T>, fn(&mut [IndexedValue<T>], &[IndexedValue<T>])> {
     /// Returns the operation that keeps the smallest value and its index, by the rules of
     /// [`ReduceOp::Min`](crate::ReduceOp::Min). Of equal values it keeps the one with the lower index.
     ///
@@ -278,7 +281,7 @@ impl<T: Element> CustomOp<IndexedValue<T>, fn(&mut [IndexedValue<T>], &[IndexedV
     #[doc(alias = "argmin")]
     pub const fn min_loc() -> Self {
         let function: fn(&mut [IndexedValue<T>], &[IndexedValue<T>]) =
-            |left, right| keep(left, right, T::reduce_min);
+            |left, right| keep(left, right, |ordering| ordering.smaller);
         Self { name: "min_loc", is_commutative: true, function, elements: PhantomData }
     }
 
@@ -287,12 +290,18 @@ impl<T: Element> CustomOp<IndexedValue<T>, fn(&mut [IndexedValue<T>], &[IndexedV
     #[doc(alias = "argmax")]
     pub const fn max_loc() -> Self {
         let function: fn(&mut [IndexedValue<T>], &[IndexedValue<T>]) =
-            |left, right| keep(left, right, T::reduce_max);
+            |left, right| keep(left, right, |ordering| ordering.larger);
         Self { name: "max_loc", is_commutative: true, function, elements: PhantomData }
     }
 }
 
-fn keep<T: Element>(left: &mut [IndexedValue<T>], right: &[IndexedValue<T>], choose: fn(T, T) -> T) {
+/// Keeps one of each pair. Types that are `PartialOrd` have an ordering.
+fn keep<T: Element + PartialOrd>(
+    left: &mut [IndexedValue<T>],
+    right: &[IndexedValue<T>],
+    rule: impl Fn(Ordering<T>) -> fn(T, T) -> T,
+) {
+    let choose = rule(T::ORDERING.expect("all ordered types have it"));
     for (left, right) in left.iter_mut().zip(right) {
         *left = left.chosen(*right, choose);
     }

@@ -6,6 +6,7 @@ use std::fmt;
 use bytemuck::Pod;
 use dist_transport::cpu::CacheLine;
 use half::{bf16, f16};
+use num_complex::Complex;
 
 use crate::DType;
 
@@ -87,6 +88,8 @@ fn known<T: 'static>() -> Option<DType> {
         () if is(TypeId::of::<u8>()) => DType::U8,
         () if is(TypeId::of::<u32>()) => DType::U32,
         () if is(TypeId::of::<u64>()) => DType::U64,
+        () if is(TypeId::of::<Complex<f32>>()) => DType::ComplexF32,
+        () if is(TypeId::of::<Complex<f64>>()) => DType::ComplexF64,
         () => return None,
     })
 }
@@ -134,6 +137,8 @@ mod tests {
         is_known::<u8>();
         is_known::<u32>();
         is_known::<u64>();
+        is_known::<Complex<f32>>();
+        is_known::<Complex<f64>>();
         let others = [
             (ElementType::of::<u16>(), 2, 2, "elements of 2 bytes aligned to 2"),
             (

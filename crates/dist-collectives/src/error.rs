@@ -128,7 +128,7 @@ pub enum Error {
         source: ndarray::ShapeError,
     },
     /// The element type does not support this reduction.
-    #[error("{op} does not support {dtype}: it needs {}", if .dtype.is_float() { "integers" } else { "floating-point numbers" })]
+    #[error("{op} does not support {dtype}: it needs {}", .op.needs())]
     Unreducible {
         /// The reduction.
         op: ReduceKind,

@@ -58,6 +58,8 @@ pub use messages::{Message, OwnedMessage};
 #[cfg(feature = "ndarray")]
 #[doc(no_inline)]
 pub use ndarray;
+#[doc(no_inline)]
+pub use num_complex::Complex;
 pub use pending::{Failed, Pending};
 pub use reduce_op::{ReduceOp, ReductionOrder};
 pub use window::Window;

@@ -19,7 +19,7 @@ pub enum ReduceOp {
     #[doc(alias = "SUM")]
     #[doc(alias = "ncclSum")]
     Sum,
-    /// The sum, divided once by the number of ranks (in `f32` for half types). Integers have no mean.
+    /// The sum, divided once by the number of ranks (in `f32` for half types). Floating-point and complex numbers only.
     ///
     /// Partial sums of `f16` are computed as `f32`, in memory and on the wire, and the quotient is rounded to `f16`
     /// once. So a mean of finite values is never infinite. It moves twice the bytes of [`Sum`](Self::Sum), as many
@@ -28,16 +28,16 @@ pub enum ReduceOp {
     #[doc(alias = "average")]
     #[doc(alias = "ncclAvg")]
     Mean,
-    /// The product, rounded like sums.
+    /// The product, rounded like sums. The parts of complex products are `ac - bd` and `ad + bc`.
     #[doc(alias = "MPI_PROD")]
     #[doc(alias = "PRODUCT")]
     #[doc(alias = "ncclProd")]
     Product,
-    /// The smallest element. A NaN anywhere gives NaN, and −0 is less than +0.
+    /// The smallest element. A NaN anywhere gives NaN, and −0 is less than +0. Complex numbers have none.
     #[doc(alias = "MPI_MIN")]
     #[doc(alias = "MIN")]
     Min,
-    /// The largest element. A NaN anywhere gives NaN, and −0 is less than +0.
+    /// The largest element. A NaN anywhere gives NaN, and −0 is less than +0. Complex numbers have none.
     #[doc(alias = "MPI_MAX")]
     #[doc(alias = "MAX")]
     Max,
@@ -205,10 +205,22 @@ impl ReduceKind {
     /// of elements.
     pub const fn supports(self, dtype: DType) -> bool {
         match self {
-            Self::Sum | Self::Product | Self::Min | Self::Max => true,
-            Self::And | Self::Or | Self::Xor => !dtype.is_float(),
-            Self::Mean | Self::PreMulSum | Self::WeightedMean => dtype.is_float(),
-            Self::Custom => true,
+            Self::Sum | Self::Product | Self::Custom => true,
+            Self::Min | Self::Max => !dtype.is_complex(),
+            Self::And | Self::Or | Self::Xor => !dtype.is_float() && !dtype.is_complex(),
+            Self::Mean => dtype.is_float() || dtype.is_complex(),
+            Self::PreMulSum | Self::WeightedMean => dtype.is_float(),
+        }
+    }
+
+    /// Returns the elements that support the operation, for errors.
+    pub(crate) const fn needs(self) -> &'static str {
+        match self {
+            Self::Min | Self::Max => "numbers that have an order",
+            Self::And | Self::Or | Self::Xor => "integers",
+            Self::Mean => "floating-point or complex numbers",
+            Self::PreMulSum | Self::WeightedMean => "floating-point numbers",
+            Self::Sum | Self::Product | Self::Custom => "other elements",
         }
     }
 

@@ -6,6 +6,7 @@
 use std::fmt::Debug;
 
 use half::{bf16, f16};
+use num_complex::Complex;
 use num_traits::{Float, FromPrimitive, WrappingAdd, WrappingMul};
 
 /// The reduction of elements of different ranks.
@@ -333,6 +334,54 @@ floats! {
     f16 as f32, f32, f16::from_f32;
     bf16 as f32, bf16, bf16::from;
 }
+
+macro_rules! complex {
+    ($($part:ty)*) => {$(
+        impl Number for Complex<$part> {
+            type Partial = Self;
+            fn partial(self) -> Self {
+                self
+            }
+            fn from_partial(partial: Self) -> Self {
+                partial
+            }
+            fn sum(self, other: Self) -> Self {
+                self + other
+            }
+            fn product(self, other: Self) -> Self {
+                self * other
+            }
+            fn least(self, _: Self) -> Self {
+                unreachable!("complex numbers have no order")
+            }
+            fn greatest(self, _: Self) -> Self {
+                unreachable!("complex numbers have no order")
+            }
+            fn times(self, factor: f64) -> Option<Self> {
+                Some(Self::new(self.re.times(factor)?, self.im.times(factor)?))
+            }
+            fn over(self, divisor: f64) -> Option<Self> {
+                Some(Self::new(self.re.over(divisor)?, self.im.over(divisor)?))
+            }
+            fn bits(self, _: Self, _: Reduction) -> Option<Self> {
+                None
+            }
+            fn same(self, other: Self) -> bool {
+                self.re.same(other.re) && self.im.same(other.im)
+            }
+            fn from_noise(noise: u64) -> Self {
+                Self::new(noisy(noise), noisy(noise.rotate_left(32)))
+            }
+            const SPECIAL: &'static [Self] = &[
+                Self::new(<$part>::NAN, 1.0),
+                Self::new(<$part>::INFINITY, <$part>::MAX),
+                Self::new(-0.0, <$part>::MIN_POSITIVE),
+            ];
+        }
+    )*};
+}
+
+complex! { f32 f64 }
 
 #[cfg(test)]
 mod tests {

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::collections::HashMap;
 
 use dist_collectives::error::ReduceKind;
-use dist_collectives::{Communicator, DType, Element, ReduceOp, ReductionOrder};
+use dist_collectives::{Communicator, Complex, DType, Element, ReduceOp, ReductionOrder};
 use dist_groups::{CommunicatorExt, Mesh};
 use dist_testkit::oracle::{self, Number, Reduction};
 use half::{bf16, f16};
@@ -104,6 +104,8 @@ impl Checker {
             DType::U8 => self.calls::<u8>(comm, case),
             DType::U32 => self.calls::<u32>(comm, case),
             DType::U64 => self.calls::<u64>(comm, case),
+            DType::ComplexF32 => self.calls::<Complex<f32>>(comm, case),
+            DType::ComplexF64 => self.calls::<Complex<f64>>(comm, case),
             other => Err(format!("the matrix does not support {other}").into()),
         }?;
         let mut agreed = [u8::from(held)];

@@ -5,8 +5,7 @@
 
 use std::ops::{BitAnd, BitOr, BitXor};
 
-use dist_collectives::{DType, Element, ReduceOp};
-use half::{bf16, f16};
+use dist_collectives::{Complex, DType, Element, ReduceOp, bf16, f16};
 
 /// An element type that can be converted from whole numbers.
 pub(super) trait Exact: Element {
@@ -53,6 +52,22 @@ floats! {
     f16 as f32, f16::from_f32;
     bf16 as f32, bf16::from_f32;
 }
+
+macro_rules! complex {
+    ($($part:ty)*) => {$(
+        impl Exact for Complex<$part> {
+            fn whole(value: u128) -> Self {
+                <$part as Exact>::whole(value).into()
+            }
+
+            fn mean(sum: u128, count: usize) -> Self {
+                <$part as Exact>::mean(sum, count).into()
+            }
+        }
+    )*};
+}
+
+complex! { f32 f64 }
 
 /// Returns `true` if reductions over this number of ranks are exact.
 pub(super) fn possible(dtype: DType, op: ReduceOp, world_size: usize) -> bool {

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use dist_collectives::tuning::Operation as Collective;
-use dist_collectives::{Buffer, Communicator, Element, ReduceOp};
+use dist_collectives::{Buffer, Communicator, Complex, Element, ReduceOp, bf16, f16};
 use dist_transport::Runtime;
-use half::{bf16, f16};
 
 use super::exact::{self, Exact};
 use super::line::{Line, Times};
@@ -41,6 +40,8 @@ pub(super) fn points(plan: &Plan, mut comm: Communicator, report: &mut Report) -
         DType::U8 => bench.points::<u8>(report),
         DType::U32 => bench.points::<u32>(report),
         DType::U64 => bench.points::<u64>(report),
+        DType::ComplexF32 => bench.points::<Complex<f32>>(report),
+        DType::ComplexF64 => bench.points::<Complex<f64>>(report),
         dtype => Err(Error::Usage(format!("{dtype} cannot be measured"))),
     }
 }

@@ -176,8 +176,8 @@ fn combine_bytes<T: Element>(op: ReduceOp) -> impl FnMut(&mut [u8], &[u8]) {
 pub(super) fn identity<T: Element>(op: ReduceOp) -> T {
     match op {
         ReduceOp::Product => T::one(),
-        ReduceOp::Min => T::BOUNDS.1,
-        ReduceOp::Max => T::BOUNDS.0,
+        ReduceOp::Min => T::ORDERING.map_or_else(T::zero, |ordering| ordering.greatest),
+        ReduceOp::Max => T::ORDERING.map_or_else(T::zero, |ordering| ordering.least),
         ReduceOp::And => T::BITWISE.map_or_else(T::zero, |bitwise| bitwise.ones),
         _ => T::zero(),
     }

@@ -14,7 +14,7 @@ use half::f16;
 use multiversion::multiversion;
 
 pub(crate) use scalar::Scalar;
-use scalar::{Bits, Float};
+use scalar::{Bits, Comparable, Float};
 
 use crate::{Element, ReduceOp};
 
@@ -33,10 +33,11 @@ use crate::{Element, ReduceOp};
 /// ```
 ///
 /// # Panics
-/// If the lengths differ, or if the bits of floating-point numbers should be combined.
+/// If the lengths differ, or if elements of this type do not [support](ReduceOp::supports) the operation.
 pub fn combine<T: Element>(op: ReduceOp, into: &mut [T], from: &[T]) {
     assert_eq!(into.len(), from.len(), "combine needs two buffers of one length");
     let bitwise = || T::BITWISE.unwrap_or_else(|| panic!("{op} does not reduce {}", T::DTYPE));
+    let ordering = || T::ORDERING.unwrap_or_else(|| panic!("{op} does not reduce {}", T::DTYPE));
     match op {
         ReduceOp::Sum | ReduceOp::Mean | ReduceOp::PreMulSum(_) | ReduceOp::WeightedMean(_) => {
             if !T::sum_all(into, from) {
@@ -44,8 +45,8 @@ pub fn combine<T: Element>(op: ReduceOp, into: &mut [T], from: &[T]) {
             }
         }
         ReduceOp::Product => product(into, from),
-        ReduceOp::Min => min(into, from),
-        ReduceOp::Max => max(into, from),
+        ReduceOp::Min => (ordering().min)(into, from),
+        ReduceOp::Max => (ordering().max)(into, from),
         ReduceOp::And => (bitwise().and)(into, from),
         ReduceOp::Or => (bitwise().or)(into, from),
         ReduceOp::Xor => (bitwise().xor)(into, from),
@@ -154,9 +155,9 @@ const ASIDE: usize = 256;
 macro_rules! choices {
     ($($operation:ident => $rule:ident;)*) => {$(
         #[inline]
-        fn $operation<T: Scalar>(into: &mut [T], from: &[T]) {
+        fn $operation<T: Comparable>(into: &mut [T], from: &[T]) {
             #[multiversion(targets("x86_64+avx2", "aarch64+neon"))]
-            fn many<T: Scalar>(into: &mut [T], aside: &[T], from: &[T]) {
+            fn many<T: Comparable>(into: &mut [T], aside: &[T], from: &[T]) {
                 for ((into, aside), from) in into.iter_mut().zip(aside).zip(from) {
                     *into = T::$rule(*aside, *from);
                 }
@@ -199,7 +200,7 @@ scalings! {
     divide => divided;
 }
 
-/// The functions that scale floating-point numbers.
+/// The functions that scale floating-point and complex numbers.
 #[derive(Clone, Copy, Debug)]
 #[allow(unnameable_types, reason = "it is no part of what users of `Element` see")]
 pub struct Scaling<T> {
@@ -211,6 +212,26 @@ pub struct Scaling<T> {
 
 pub(crate) const fn scaling<T: Float>() -> Scaling<T> {
     Scaling { scale, divide }
+}
+
+/// The functions that keep the smaller or the larger one of two values, and the bounds of the type.
+#[derive(Clone, Copy, Debug)]
+#[allow(unnameable_types, reason = "it is no part of what users of `Element` see")]
+pub struct Ordering<T> {
+    /// The value less than every other value.
+    pub(crate) least: T,
+    /// The value greater than every other value.
+    pub(crate) greatest: T,
+    /// Returns the smaller of two values.
+    pub(crate) smaller: fn(T, T) -> T,
+    /// Returns the larger of two values.
+    pub(crate) larger: fn(T, T) -> T,
+    min: fn(&mut [T], &[T]),
+    max: fn(&mut [T], &[T]),
+}
+
+pub(crate) const fn ordering<T: Comparable>(least: T, greatest: T) -> Ordering<T> {
+    Ordering { least, greatest, smaller: T::reduce_min, larger: T::reduce_max, min, max }
 }
 
 /// The functions that convert elements to `f32` and back.

@@ -3,6 +3,7 @@
 use std::ops::{BitAnd, BitOr, BitXor};
 
 use half::{bf16, f16};
+use num_complex::Complex;
 
 use super::all::{Rows, sum_by_rule};
 use super::halves::{round_bf16, round_f16, widen_bf16, widen_f16};
@@ -24,9 +25,13 @@ pub trait Scalar: Copy {
     fn reduce_sum(self, other: Self) -> Self;
     #[doc(hidden)]
     fn reduce_product(self, other: Self) -> Self;
-    #[doc(hidden)]
+}
+
+/// A type whose values are ordered, so that the smaller or the larger one of a pair can be kept.
+pub(crate) trait Comparable: Copy {
+    /// Returns the smaller value.
     fn reduce_min(self, other: Self) -> Self;
-    #[doc(hidden)]
+    /// Returns the larger value.
     fn reduce_max(self, other: Self) -> Self;
 }
 
@@ -36,7 +41,7 @@ pub(crate) trait Bits:
 {
 }
 
-/// A floating-point type, which can be scaled. The factor is an `f64` and is rounded to the type of the arithmetic:
+/// A floating-point type or a complex type, which can be scaled. The factor is an `f64` and is rounded to the type of the arithmetic:
 /// `f32`, except for `f64`.
 pub(crate) trait Float: Copy {
     /// Returns the product, rounded once.
@@ -61,6 +66,9 @@ macro_rules! integers {
             fn reduce_product(self, other: Self) -> Self {
                 self.wrapping_mul(other)
             }
+        }
+
+        impl Comparable for $integer {
             #[inline(always)]
             fn reduce_min(self, other: Self) -> Self {
                 Ord::min(self, other)
@@ -94,6 +102,9 @@ macro_rules! floats {
             fn reduce_product(self, other: Self) -> Self {
                 $round($widen(self) * $widen(other))
             }
+        }
+
+        impl Comparable for $float {
             #[inline(always)]
             fn reduce_min(self, other: Self) -> Self {
                 let lesser = if key(self) <= key(other) { self } else { other };
@@ -139,7 +150,39 @@ floats! {
     bf16, i16, narrow, widen_bf16, round_bf16, native::sum_bf16, native::sum_many_bf16;
 }
 
-/// Bytes of integers that are added at a time.
+macro_rules! complex {
+    ($($part:ty)*) => {$(
+        impl Scalar for Complex<$part> {
+            fn sum_many<const COUNT: usize, R: Rows<Self, COUNT>>(rows: R) {
+                sum_by_rule::<_, _, { VECTOR_BYTES / size_of::<Self>() }, _>(rows);
+            }
+            #[inline(always)]
+            fn reduce_sum(self, other: Self) -> Self {
+                Self::new(self.re + other.re, self.im + other.im)
+            }
+            #[inline(always)]
+            fn reduce_product(self, other: Self) -> Self {
+                let re = self.re * other.re - self.im * other.im;
+                Self::new(re, self.re * other.im + self.im * other.re)
+            }
+        }
+
+        impl Float for Complex<$part> {
+            #[inline(always)]
+            fn scaled(self, factor: f64) -> Self {
+                Self::new(self.re.scaled(factor), self.im.scaled(factor))
+            }
+            #[inline(always)]
+            fn divided(self, divisor: f64) -> Self {
+                Self::new(self.re.divided(divisor), self.im.divided(divisor))
+            }
+        }
+    )*};
+}
+
+complex! { f32 f64 }
+
+/// Bytes of integers and complex numbers that are added at a time.
 const VECTOR_BYTES: usize = 32;
 
 /// For types for which the compiler's loop is equally fast.

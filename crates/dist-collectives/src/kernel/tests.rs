@@ -2,6 +2,7 @@
 
 use dist_testkit::oracle::{Number, Reduction};
 use half::{bf16, f16};
+use num_complex::Complex;
 use proptest::prelude::*;
 
 use super::halves::{round_bf16, round_f16, widen_bf16, widen_f16};
@@ -69,7 +70,7 @@ fn check_loops<T: Element + Number>(left: &[T], right: &[T]) {
             );
         }
     }
-    let Some(scaling) = T::SCALING else { return assert!(!T::DTYPE.is_float()) };
+    let Some(scaling) = T::SCALING else { return assert!(!ReduceOp::Mean.supports(T::DTYPE)) };
     for number in [1.0, 2.0, 3.0, 7.0, 1000.0, 0.1, 1e-30, -2.5, 0.0, f64::INFINITY, f64::NAN] {
         let (mut products, mut quotients) = (left.to_vec(), left.to_vec());
         (scaling.scale)(&mut products, number);
@@ -97,6 +98,19 @@ fn a_count_divides_floats_and_nothing_else() {
 #[should_panic(expected = "and does not reduce f32")]
 fn the_bits_of_floats_are_not_combined() {
     combine(ReduceOp::And, &mut [1.0_f32], &[2.0]);
+}
+
+#[test]
+#[should_panic(expected = "max does not reduce complex_f64")]
+fn complex_numbers_are_not_compared() {
+    combine(ReduceOp::Max, &mut [Complex::new(1.0_f64, 0.0)], &[Complex::new(2.0, 0.0)]);
+}
+
+#[test]
+fn complex_products_are_those_of_the_formula() {
+    let mut product = [Complex::new(1.0_f32, 2.0), Complex::new(0.0, 1.0)];
+    combine(ReduceOp::Product, &mut product, &[Complex::new(3.0, -1.0), Complex::new(0.0, 1.0)]);
+    assert_eq!(product, [Complex::new(5.0, 5.0), Complex::new(-1.0, 0.0)]);
 }
 
 #[test]
@@ -198,7 +212,7 @@ fn rows_of_all_ranks_are_combined_in_canonical_order() {
         state ^ (state >> 29)
     };
     for count in 1..=9 {
-        let bits: Vec<Vec<u64>> = (0..count).map(|_| (0..521).map(|_| word()).collect()).collect();
+        let bits: Vec<Vec<u64>> = (0..count).map(|_| (0..522).map(|_| word()).collect()).collect();
         every_length_is_combined::<f32>(&bits);
         every_length_is_combined::<f64>(&bits);
         every_length_is_combined::<f16>(&bits);
@@ -206,6 +220,8 @@ fn rows_of_all_ranks_are_combined_in_canonical_order() {
         every_length_is_combined::<u8>(&bits);
         every_length_is_combined::<i32>(&bits);
         every_length_is_combined::<i64>(&bits);
+        every_length_is_combined::<Complex<f32>>(&bits);
+        every_length_is_combined::<Complex<f64>>(&bits);
     }
 }
 
@@ -247,6 +263,9 @@ proptest! {
         check_loops::<f32>(bytemuck::cast_slice(&left), bytemuck::cast_slice(&right));
         check_loops::<f16>(bytemuck::cast_slice(&left), bytemuck::cast_slice(&right));
         check_loops::<bf16>(bytemuck::cast_slice(&left), bytemuck::cast_slice(&right));
+        check_loops::<Complex<f32>>(bytemuck::cast_slice(&left), bytemuck::cast_slice(&right));
+        let even = left.len() & !1;
+        check_loops::<Complex<f64>>(bytemuck::cast_slice(&left[..even]), bytemuck::cast_slice(&right[..even]));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use dist_collectives::error::ReduceKind;
 use dist_collectives::tuning::{CostModel, Operation};
 use dist_collectives::{
-    Communicator, DType, Error, ReduceOp, ReductionOrder,
+    Communicator, Complex, DType, Error, ReduceOp, ReductionOrder,
     algorithms::{binomial, recursive_doubling, ring},
 };
 use dist_transport::sim;
@@ -34,17 +34,17 @@ const REFUSED: &[(usize, Program, &str)] = &[
     (
         1,
         |comm| comm.all_reduce(&mut [1_i32], ReduceOp::Mean),
-        "mean does not support i32: it needs floating-point numbers",
+        "mean does not support i32: it needs floating-point or complex numbers",
     ),
     (
         3,
         |comm| comm.reduce(&mut [1_u8], ReduceOp::Mean, 0),
-        "mean does not support u8: it needs floating-point numbers",
+        "mean does not support u8: it needs floating-point or complex numbers",
     ),
     (
         2,
         |comm| comm.reduce_scatter(&[0_u64; 4], &mut [0; 2], ReduceOp::Mean),
-        "mean does not support u64: it needs floating-point numbers",
+        "mean does not support u64: it needs floating-point or complex numbers",
     ),
     (
         3,
@@ -133,7 +133,7 @@ const REFUSED: &[(usize, Program, &str)] = &[
     (
         1,
         |comm| comm.start_all_reduce(vec![1_i8], ReduceOp::Mean).wait().map(drop).map_err(Error::from),
-        "mean does not support i8: it needs floating-point numbers",
+        "mean does not support i8: it needs floating-point or complex numbers",
     ),
 ];
 
@@ -149,6 +149,17 @@ fn refusals_have_types_of_their_own() {
     worlds::run(Network::Simulated, 1, |mut comm| {
         let error = comm.all_reduce(&mut [1_i32], ReduceOp::Mean).unwrap_err();
         assert!(matches!(error, Error::Unreducible { op: ReduceKind::Mean, dtype: DType::I32 }));
+        for op in [
+            ReduceOp::Min,
+            ReduceOp::Max,
+            ReduceOp::And,
+            ReduceOp::PreMulSum(0.5),
+            ReduceOp::WeightedMean(1.0),
+        ] {
+            let error = comm.all_reduce(&mut [Complex::new(1.0_f32, 0.0)], op).unwrap_err();
+            let expected = (op.kind(), DType::ComplexF32);
+            assert!(matches!(error, Error::Unreducible { op, dtype } if (op, dtype) == expected), "{error}");
+        }
         let error = comm.broadcast(&mut [1_i32], 4).unwrap_err();
         let root = Error::RootOutOfRange { operation: Operation::Broadcast, root: 4, world_size: 1 };
         assert_eq!(format!("{error:?}"), format!("{root:?}"));

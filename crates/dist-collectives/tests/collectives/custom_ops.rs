@@ -268,7 +268,7 @@ fn the_place_of_the_extreme_value_is_found(
     #[case] least: usize,
     #[case] greatest: usize,
 ) {
-    fn check<T: Element>(comm: &mut Communicator, value: T, least: usize, greatest: usize) {
+    fn check<T: Element + PartialOrd>(comm: &mut Communicator, value: T, least: usize, greatest: usize) {
         let own = comm.rank() as u64;
         let mut found = [IndexedValue::new(value, own)];
         comm.all_reduce_with(&mut found, &CustomOp::min_loc()).unwrap();

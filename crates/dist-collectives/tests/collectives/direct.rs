@@ -2,7 +2,7 @@
 //! oracle.
 
 use dist_collectives::tuning::{Algorithm, Operation, Ownership};
-use dist_collectives::{Buffer, Communicator, Element, Error, ReduceOp};
+use dist_collectives::{Buffer, Communicator, Complex, DType, Element, Error, ReduceOp};
 use dist_testkit::oracle::{self, Number, Reduction};
 use half::{bf16, f16};
 use rstest::rstest;
@@ -198,6 +198,10 @@ fn reductions_in_shared_memory_give_the_bits_of_messages(#[values(2, 3, 8)] worl
     let program = move |mut comm: Communicator| {
         for op in operations {
             have_the_bits_of_messages::<f32>(&mut comm, op);
+            if op.supports(DType::ComplexF64) {
+                have_the_bits_of_messages::<Complex<f32>>(&mut comm, op);
+                have_the_bits_of_messages::<Complex<f64>>(&mut comm, op);
+            }
             have_the_bits_of_messages::<f16>(&mut comm, op);
             have_the_bits_of_messages::<bf16>(&mut comm, op);
         }

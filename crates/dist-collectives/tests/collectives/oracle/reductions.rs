@@ -2,7 +2,7 @@
 
 use dist_algos::direct::RemoteAccess;
 use dist_collectives::tuning::{Algorithm, Operation};
-use dist_collectives::{Communicator, ReduceOp, ReductionOrder};
+use dist_collectives::{Communicator, Complex, ReduceOp, ReductionOrder};
 use dist_testkit::oracle::{self, Reduction};
 use half::{bf16, f16};
 use rstest::rstest;
@@ -123,15 +123,21 @@ impl<'a, T: Probe> Case<'a, T> {
 
 /// Returns the result of rank 0 in an exclusive scan.
 fn nothing<T: Probe>(op: ReduceOp) -> T {
-    let infinite = |infinity: f64, bound: T| {
-        if T::DTYPE.is_float() { T::from(infinity).expect("floats are infinite") } else { bound }
+    // The last byte of an integer is its highest.
+    let of_bytes = |others: u8, highest: u8| {
+        let mut bytes = vec![others; size_of::<T>()];
+        *bytes.last_mut().expect("elements have bytes") = highest;
+        bytemuck::pod_read_unaligned(&bytes)
     };
+    let is_signed = T::DTYPE.name().starts_with('i');
+    let infinite = |infinity: f64| T::from(infinity).expect("floats are infinite");
     match op {
         ReduceOp::Product => T::one(),
-        ReduceOp::Min => infinite(f64::INFINITY, T::max_value()),
-        ReduceOp::Max => infinite(f64::NEG_INFINITY, T::min_value()),
-        // In two's complement, all bits are set.
-        ReduceOp::And => T::min_value().sum(T::max_value()),
+        ReduceOp::Min if T::DTYPE.is_float() => infinite(f64::INFINITY),
+        ReduceOp::Max if T::DTYPE.is_float() => infinite(f64::NEG_INFINITY),
+        ReduceOp::Min => of_bytes(0xff, if is_signed { 0x7f } else { 0xff }),
+        ReduceOp::Max => of_bytes(0, if is_signed { 0x80 } else { 0 }),
+        ReduceOp::And => of_bytes(0xff, 0xff),
         _ => T::zero(),
     }
 }
@@ -164,7 +170,7 @@ fn check_type_by<T: Probe>(comm: &mut World, ways: &dyn Fn(Operation) -> Vec<Opt
         for len in [world_size + 1, 127] {
             Case::<T>::new(op, world_size, len, ways).check(comm, std::iter::once(len % world_size));
         }
-        if T::DTYPE.is_float() {
+        if !T::SPECIAL.is_empty() {
             let special = (0..world_size).map(|rank| oracle::sample_with_special(7, rank, 127)).collect();
             Case::<T>::of(op, special, ways).check(comm, std::iter::once(0));
         }
@@ -196,6 +202,8 @@ fn every_type_has_its_reductions_bit_for_bit(
         check_type::<u8>(&mut comm);
         check_type::<u32>(&mut comm);
         check_type::<u64>(&mut comm);
+        check_type::<Complex<f32>>(&mut comm);
+        check_type::<Complex<f64>>(&mut comm);
     });
 }
 
@@ -269,6 +277,7 @@ fn every_algorithm_gives_the_canonical_tree_between_processes(
         check_lengths::<f32>(&mut comm, ReduceOp::Sum);
         check_type::<bf16>(&mut comm);
         check_type::<f16>(&mut comm);
+        check_type::<Complex<f64>>(&mut comm);
     });
 }
 
