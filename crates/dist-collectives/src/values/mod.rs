@@ -1,6 +1,10 @@
 //! Values of any type that serde supports, between ranks.
 
-use std::io::Cursor;
+mod decode;
+mod encode;
+mod packed;
+#[cfg(test)]
+mod tests;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -44,6 +48,9 @@ impl ValueProblem {
 /// serde that skip, flatten or untag work as with JSON, and NaN is supported. As with JSON, an absent value inside
 /// of an optional one (`Some(None)`) becomes `None`. If a value cannot be transferred, every rank that should
 /// receive it gets the same error, and the communicator can still be used.
+///
+/// Sequences of numbers of one type, such as a `Vec<f64>` in a field, are sent as their bytes. Values can be nested in
+/// up to 256 levels.
 impl Communicator {
     /// Sends the root's value to every rank. The root passes `Some`; values of other ranks are dropped.
     ///
@@ -342,7 +349,7 @@ type Encoded = Result<Vec<u8>, (ValueProblem, Option<BoxedSource>)>;
 type BoxedSource = Box<dyn std::error::Error + Send + Sync>;
 
 fn encode<V: Serialize>(value: &V) -> Encoded {
-    match rmp_serde::to_vec_named(value) {
+    match encode::encode(value) {
         Ok(bytes) if bytes.len() <= VALUE_BYTES_MAX => Ok(bytes),
         Ok(_) => Err((ValueProblem::TooLong, None)),
         Err(source) => Err((ValueProblem::NotEncodable, Some(source.into()))),
@@ -354,12 +361,7 @@ fn error(rank: usize, problem: ValueProblem, source: Option<BoxedSource>) -> Err
 }
 
 fn decode<V: DeserializeOwned>(rank: usize, bytes: &[u8]) -> Result<V> {
-    let mut decoder = rmp_serde::Deserializer::new(Cursor::new(bytes));
-    match V::deserialize(&mut decoder) {
-        Ok(value) if decoder.position() == bytes.len() as u64 => Ok(value),
-        Ok(_) => Err(error(rank, ValueProblem::NotDecodable, None)),
-        Err(source) => Err(error(rank, ValueProblem::NotDecodable, Some(source.into()))),
-    }
+    decode::decode(bytes).map_err(|source| error(rank, ValueProblem::NotDecodable, Some(source.into())))
 }
 
 fn decode_all<V: DeserializeOwned>(mut bytes: &[u8], counts: &[usize], ranks: &[usize]) -> Result<Vec<V>> {
