@@ -186,6 +186,16 @@ pub enum Error {
         /// The number of elements that are expected.
         expected: u64,
     },
+    /// Received bits are no element of a type whose bits are [checked](crate::Checked).
+    #[error("{operation}: the bits received as element {element} are no valid {name}: check that all ranks pass elements of this type")]
+    BitPattern {
+        /// The operation.
+        operation: Operation,
+        /// The number of the element in the buffer.
+        element: usize,
+        /// The type of the elements.
+        name: &'static str,
+    },
     /// A value could not be transferred.
     #[cfg(feature = "serde")]
     #[error("the value of rank {rank} {}", problem.as_predicate())]

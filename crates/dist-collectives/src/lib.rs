@@ -3,6 +3,7 @@
 
 mod buffer;
 mod call;
+mod checked;
 mod coalesced;
 mod collectives;
 mod communicator;
@@ -36,6 +37,7 @@ mod worker;
 pub use buffer::Buffer;
 #[doc(no_inline)]
 pub use bytemuck;
+pub use checked::Checked;
 pub use communicator::Communicator;
 pub use custom_op::{CustomOp, IndexedValue};
 /// The records of all algorithms, each in the module of its schedule, for [`Communicator::with_algorithm`].

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::{CheckedBitPattern, NoUninit, Pod, Zeroable};
 use dist_collectives::tuning::Operation;
 use dist_collectives::{Buffer, Communicator, ElementType, Error, Message, OwnedMessage};
 
@@ -166,13 +166,72 @@ fn a_message_of_other_elements_is_refused_by_its_receiver() {
     }
 }
 
+/// An enum of two bytes.
+#[derive(Clone, Copy, Debug, PartialEq, NoUninit, CheckedBitPattern)]
+#[repr(u16)]
+enum Cell {
+    Dead = 7,
+    Alive = 300,
+}
+
+fn check_checked<T: NoUninit + CheckedBitPattern + PartialEq + Debug>(
+    comm: &mut Communicator,
+    values: [T; 2],
+) {
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    let of = |rank: usize| [values[rank % 2], values[rank / 2 % 2], values[0]];
+    let all: Vec<T> = (0..world_size).flat_map(of).collect();
+    for root in 0..world_size {
+        let mut elements = of(rank);
+        comm.checked().broadcast(&mut elements, root).unwrap();
+        assert_eq!(elements, of(root));
+        let mut gathered = if rank == root { vec![values[1]; all.len()] } else { Vec::new() };
+        comm.checked().gather(&of(rank), &mut gathered, root).unwrap();
+        assert!(rank != root || gathered == all);
+        let mut own = [values[1]; 3];
+        comm.checked().scatter(&gathered, &mut own, root).unwrap();
+        assert_eq!(own, of(rank));
+        comm.checked().send(&of(rank), root).unwrap();
+        for from in (0..world_size).filter(|_| rank == root) {
+            comm.checked().recv(&mut own, from).unwrap();
+            assert_eq!(own, of(from));
+        }
+    }
+    let mut gathered = vec![values[1]; all.len()];
+    comm.checked().all_gather(&of(rank), &mut gathered).unwrap();
+    assert_eq!(gathered, all);
+    let sent: Vec<T> = (0..world_size).map(|to| values[(rank + to) % 2]).collect();
+    let mut received = vec![values[0]; world_size];
+    comm.checked().all_to_all(&sent, &mut received).unwrap();
+    assert_eq!(received, sent, "what goes there comes from there");
+}
+
 #[test]
-fn bools_travel_as_bytes_that_are_checked() {
-    let gathered = worlds::run(Network::Simulated, 3, |mut comm| {
-        let own = [comm.rank() == 1, true];
-        let mut bytes = [0_u8; 6];
-        comm.all_gather(bytemuck::cast_slice(&own), &mut bytes).unwrap();
-        bytemuck::checked::cast_slice::<u8, bool>(&bytes).to_vec()
+fn elements_whose_bits_are_checked_are_moved_by_every_call() {
+    for network in [Network::Simulated, Network::SharedMemory(3)] {
+        for world_size in [1, 2, 3] {
+            worlds::run(network, world_size, |mut comm| {
+                check_checked(&mut comm, [false, true]);
+                check_checked(&mut comm, [Cell::Dead, Cell::Alive]);
+                check_checked(&mut comm, ['a', 'ß']);
+            });
+        }
+    }
+}
+
+#[test]
+fn invalid_bits_are_an_error_and_leave_the_buffer_as_it_was() {
+    worlds::run(Network::Simulated, 2, |mut comm| {
+        if comm.rank() == 0 {
+            comm.send(&[1_u8, 2], 1).unwrap();
+            return comm.checked().send(&[true], 1).unwrap();
+        }
+        let mut flags = [false, false];
+        let error = comm.checked().recv(&mut flags, 0).unwrap_err();
+        assert!(matches!(error, Error::BitPattern { element: 1, name: "bool", .. }), "{error:?}");
+        assert!(error.to_string().contains("element 1 are no valid bool"), "{error}");
+        assert_eq!(flags, [false, false]);
+        comm.checked().recv(&mut flags[..1], 0).unwrap();
+        assert_eq!(flags, [true, false]);
     });
-    assert_eq!(gathered, vec![[false, true, true, true, false, true]; 3]);
 }
