@@ -82,21 +82,28 @@ impl<T: Pod, F: Fn(&mut [T], &[T])> CustomOp<T, F> {
         digest([self.name.len() as u64, u64::from(self.is_commutative), sizes].into_iter().chain(name))
     }
 
-    /// Returns the function on bytes of whole elements. It allocates memory for left operands that arrive.
+    /// Returns the function on bytes of whole elements. It allocates memory for left operands that arrive. They are
+    /// combined in blocks that stay in the cache.
     pub(crate) fn combine(&self) -> impl FnMut(&mut [u8], &[u8], OperandSide) {
         let mut left = Vec::new();
+        let block = (LEFT_BYTES / size_of::<T>()).max(1);
         move |into, from, side| {
             let (into, from): (&mut [T], &[T]) = (bytemuck::cast_slice_mut(into), bytemuck::cast_slice(from));
             if side == OperandSide::Right {
                 return (self.function)(into, from);
             }
-            left.clear();
-            left.extend_from_slice(from);
-            (self.function)(&mut left, into);
-            into.copy_from_slice(&left);
+            for (into, from) in into.chunks_mut(block).zip(from.chunks(block)) {
+                left.clear();
+                left.extend_from_slice(from);
+                (self.function)(&mut left, into);
+                into.copy_from_slice(&left);
+            }
         }
     }
 }
+
+/// Bytes of left operands that are combined at a time.
+const LEFT_BYTES: usize = 8 << 10;
 
 impl<T: Pod, G: Fn(T, T) -> T> CustomOp<T, G> {
     /// Creates an operation from a function of two elements.
