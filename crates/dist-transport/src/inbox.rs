@@ -6,12 +6,14 @@ use crate::Fingerprint;
 /// it delivers a byte.
 ///
 /// A transport handles one message of a peer at a time: it calls [`accept`](Self::accept), fills
-/// [`memory`](Self::memory), and calls [`complete`](Self::complete).
+/// [`memory`](Self::memory), and calls [`complete`](Self::complete). If nothing is awaited before a message is
+/// complete, a later call to [`exchange_matched`](crate::Transport::exchange_matched) goes on with it. The inbox of that
+/// call then returns the same memory, with the bytes that have arrived.
 pub trait Inbox {
     /// Returns the ranks of the group whose messages are awaited at the beginning, each once.
     fn sources(&self) -> &[usize];
 
-    /// Returns `true` as long as another message of this rank is awaited.
+    /// Returns `true` as long as another message of this rank is awaited, or the rest of one.
     fn awaits(&self, from: usize) -> bool;
 
     /// Returns the sum of the lengths of the awaited messages in bytes, as far as it is known.

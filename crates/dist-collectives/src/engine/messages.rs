@@ -225,7 +225,10 @@ impl Inbox for Receives<'_, '_> {
 
     fn awaits(&self, from: usize) -> bool {
         let queue = &self.queues[from];
-        queue.open > 0 && !queue.is_full()
+        match queue.arriving {
+            Some(ArrivingMessage::Receive(_)) => true,
+            _ => queue.open > 0 && !queue.is_full(),
+        }
     }
 
     fn awaited_bytes(&self) -> usize {
@@ -271,9 +274,8 @@ impl Inbox for Receives<'_, '_> {
     }
 
     fn complete(&mut self, from: usize) {
-        let queue = &mut self.queues[from];
-        if let Some(ArrivingMessage::Kept(message)) = queue.arriving.take() {
-            queue.keep(message);
+        if let Some(ArrivingMessage::Kept(message)) = self.queues[from].arriving.take() {
+            self.queues[from].keep(message);
         }
     }
 }

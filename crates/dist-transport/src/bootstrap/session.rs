@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -489,19 +489,30 @@ impl LongWait {
 
 /// Connections that peers have opened and that no transport has taken yet.
 #[derive(Debug, Default)]
-pub(crate) struct Arrivals(Mutex<HashMap<(ChannelId, usize), PeerLink>>);
+pub(crate) struct Arrivals {
+    links: Mutex<HashMap<(ChannelId, usize), PeerLink>>,
+    /// The number of connections that have arrived so far.
+    count: AtomicU64,
+}
 
 impl Arrivals {
     /// Stores a connection until a call takes it. An earlier connection of the same peer is replaced, because
     /// the peer has given it up.
     pub(crate) fn put(&self, channel: ChannelId, peer: usize, link: PeerLink, abort_state: &AbortState) {
-        lock(&self.0).insert((channel, peer), link);
+        lock(&self.links).insert((channel, peer), link);
+        self.count.fetch_add(1, Ordering::Release);
         abort_state.wake_waiters();
+    }
+
+    /// Returns the number of connections that have arrived so far. If it has not changed, no other connection can be
+    /// taken.
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Ordering::Acquire)
     }
 
     /// Removes and returns the connections of a channel that this process has left.
     pub(crate) fn forget(&self, channel: ChannelId) -> Vec<PeerLink> {
-        lock(&self.0).extract_if(|(of, _), _| *of == channel).map(|(_, link)| link).collect()
+        lock(&self.links).extract_if(|(of, _), _| *of == channel).map(|(_, link)| link).collect()
     }
 
     /// Sends a goodbye on a connection that no transport will take.
@@ -511,12 +522,12 @@ impl Arrivals {
 
     /// Returns `true` if a message has arrived on a peer's connection that was not taken yet.
     pub(crate) fn has_message(&self, channel: ChannelId, peer: usize) -> bool {
-        lock(&self.0).get_mut(&(channel, peer)).is_some_and(PeerLink::has_message)
+        lock(&self.links).get_mut(&(channel, peer)).is_some_and(PeerLink::has_message)
     }
 
     /// Takes a peer's connection, if it has arrived.
     pub(crate) fn take(&self, channel: ChannelId, peer: usize) -> Option<PeerLink> {
-        lock(&self.0).remove(&(channel, peer))
+        lock(&self.links).remove(&(channel, peer))
     }
 }
 

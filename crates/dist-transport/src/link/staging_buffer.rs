@@ -2,21 +2,34 @@
 
 use crate::cpu::CacheLine;
 
-/// The most bytes that are received before they are delivered.
+/// The most bytes that are received before they are delivered, unless a buffer has another limit.
 const BYTES: usize = 256 << 10;
 
 /// A buffer for bytes between their arrival and their delivery. It is small enough for the cache, aligned for
 /// any element, and allocated on first use.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct StagingBuffer {
     /// A small message to be sent, in one piece.
     pub(crate) outgoing: Vec<u8>,
     lines: Vec<CacheLine>,
+    /// The number of bytes that fit, in whole cache lines.
+    limit: usize,
     start: usize,
     end: usize,
 }
 
+impl Default for StagingBuffer {
+    fn default() -> Self {
+        Self::with_limit(BYTES)
+    }
+}
+
 impl StagingBuffer {
+    /// Creates a buffer for this many bytes, in whole cache lines.
+    pub(crate) const fn with_limit(limit: usize) -> Self {
+        Self { outgoing: Vec::new(), lines: Vec::new(), limit, start: 0, end: 0 }
+    }
+
     /// Discards the staged bytes.
     pub(crate) fn clear(&mut self) {
         (self.start, self.end) = (0, 0);
@@ -29,7 +42,7 @@ impl StagingBuffer {
 
     /// Returns `true` if there is no room for more until some bytes are delivered.
     pub(crate) const fn is_full(&self) -> bool {
-        self.staged() == BYTES
+        self.staged() == self.limit
     }
 
     /// Stages bytes that were written into the [room](Self::room).
@@ -53,7 +66,7 @@ impl StagingBuffer {
     /// Returns the free memory behind the staged bytes.
     pub(crate) fn room(&mut self) -> &mut [u8] {
         if self.lines.is_empty() {
-            self.lines = vec![CacheLine::ZERO; BYTES / CacheLine::BYTES];
+            self.lines = vec![CacheLine::ZERO; self.limit / CacheLine::BYTES];
         }
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.lines);
         if self.start == self.end {

@@ -29,8 +29,10 @@ use crate::runtime::Unparker;
 use crate::wait::{CoreDemand, Wait, WaitPolicy, WaitStep};
 use crate::{
     Abort, Activity, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Inbox, Incoming, LazyDeadline,
-    Outgoing, Rank, Refusal, Result, Runtime, Sink, Store, StoreError, Traffic, Transport,
+    Outgoing, Rank, Result, Runtime, Sink, Store, StoreError, Traffic, Transport,
 };
+
+use super::matched::{MatchedPeer, Pair, Secondary, refused};
 
 #[cfg(all(feature = "shm", target_os = "linux"))]
 use super::group_agreement::GroupAgreement;
@@ -54,10 +56,10 @@ pub struct ProcessTransport {
     /// The ranks of the group, as numbered in the world.
     members: Vec<usize>,
     children: u64,
-    /// One link to each peer. A transport of matched messages has two: each rank receives on the link that the peer
-    /// has opened, and sends on the one that it has opened itself. All links of the first kind are in front of all
-    /// links of the second.
+    /// One link to each peer. For matched messages, the secondary links of all peers are behind the primary ones.
     links: Vec<Option<PeerLink>>,
+    /// The matched messages of each peer. Empty if this transport carries others.
+    matched: Vec<MatchedPeer>,
     counts: Arc<MessageCounts>,
     /// Messages of this rank to itself.
     own: VecDeque<(Fingerprint, Vec<u8>)>,
@@ -104,6 +106,7 @@ impl ProcessTransport {
             rank,
             links: members.iter().map(|_| None).collect(),
             counts: Arc::new(MessageCounts::new(members.len())),
+            matched: Vec::new(),
             members,
             children: 0,
             own: VecDeque::new(),
@@ -285,20 +288,72 @@ impl ProcessTransport {
         if link < ranks { link } else { link - ranks }
     }
 
-    /// Opens the links on which this rank sends matched messages to these peers, unless they are open. The
-    /// service thread of the peer accepts them.
-    fn connect_to_receivers(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<(), PeerError> {
-        let ranks = self.rank.world_size();
-        self.links.resize_with(2 * ranks, || None);
-        for &peer in peers {
-            if self.links[ranks + peer].is_none() {
-                let membership = self.membership.clone();
-                let watch = membership.session.connection_wait(due.deadline());
-                let opened = self.dial_link(ranks + peer, watch);
-                opened.map_err(|error| unconnected(peer)(LinkError::from(error)))?;
+    const fn pair(&self, peer: usize) -> Pair {
+        Pair { me: self.rank.index(), peer, ranks: self.rank.world_size() }
+    }
+
+    /// Prepares this transport for matched messages.
+    fn carry_matched(&mut self) {
+        if self.matched.is_empty() {
+            let ranks = self.rank.world_size();
+            self.links.resize_with(2 * ranks, || None);
+            self.matched.resize_with(ranks, MatchedPeer::new);
+        }
+    }
+
+    /// Returns the link on which the next matched message to a peer is sent. Opens it if necessary; the service
+    /// thread of the peer accepts it. The flag is `true` if markers have to be sent before the message, on the
+    /// secondary and on the primary link.
+    #[inline]
+    fn outgoing_link(&mut self, peer: usize, due: &LazyDeadline<'_>) -> Result<(usize, bool), PeerError> {
+        let pair = self.pair(peer);
+        let is_primary_known = self.links[pair.primary()].is_some();
+        if is_primary_known && (pair.is_higher() || self.matched[peer].secondary == Secondary::Retired) {
+            return Ok((pair.primary(), false));
+        }
+        self.choose_outgoing_link(pair, due)
+    }
+
+    #[inline(never)]
+    fn choose_outgoing_link(
+        &mut self,
+        pair: Pair,
+        due: &LazyDeadline<'_>,
+    ) -> Result<(usize, bool), PeerError> {
+        if pair.is_higher() {
+            return self.open_link(pair.primary(), due).map(|()| (pair.primary(), false));
+        }
+        let arrivals = self.session().arrivals.count();
+        if self.links[pair.primary()].is_none() && arrivals != self.matched[pair.peer].arrivals_seen {
+            self.matched[pair.peer].arrivals_seen = arrivals;
+            if let Some(link) = self.session().arrivals.take(self.channel, self.members[pair.peer]) {
+                self.adopt_arrival(pair.primary(), link)?;
             }
         }
-        Ok(())
+        let uses_secondary = self.matched[pair.peer].secondary == Secondary::InUse;
+        if self.links[pair.primary()].is_some() {
+            self.matched[pair.peer].secondary = Secondary::Retired;
+            return Ok((pair.primary(), uses_secondary));
+        }
+        if !uses_secondary {
+            self.open_link(pair.secondary(), due)?;
+            self.matched[pair.peer].secondary = Secondary::InUse;
+        }
+        Ok((pair.secondary(), false))
+    }
+
+    /// Opens the connection of this link.
+    fn open_link(&mut self, link: usize, due: &LazyDeadline<'_>) -> Result<(), PeerError> {
+        let membership = self.membership.clone();
+        let opened = self.dial_link(link, membership.session.connection_wait(due.deadline()));
+        opened.map_err(|error| unconnected(self.peer_of(link))(LinkError::from(error)))
+    }
+
+    /// Starts to use a connection that the peer of this link has opened.
+    fn adopt_arrival(&mut self, link: usize, opened: PeerLink) -> Result<(), PeerError> {
+        let peer = self.peer_of(link);
+        self.counts.record_received(peer);
+        self.adopt(link, opened).map_err(LinkError::Unconnected).map_err(unconnected(peer))
     }
 
     /// Ends a failed message: finds the reason, reports it to the other ranks, and returns the error.
@@ -430,39 +485,68 @@ impl ProcessTransport {
         inbox: &mut dyn Inbox,
         due: &LazyDeadline<'_>,
     ) -> Result<(), PeerError> {
-        let (me, ranks) = (self.rank.index(), self.rank.world_size());
-        let sends = sends.iter().filter(|(_, send)| send.to != me);
-        let receivers: Few<usize> = sends.clone().map(|(_, send)| send.to).collect();
-        self.connect_to_receivers(&receivers, due)?;
-        let sent = sends.clone().map(|(_, send)| send.len()).sum();
-        let single_copy = inbox.awaited_bytes() >= SINGLE_COPY_BYTES_MIN.max(sent);
-        let outbound = |call, len| Outbound::new(len, call).single_copy_if(single_copy);
-        let mut outbound: Few<_> =
-            sends.map(|(call, send)| (ranks + send.to, send.parts, outbound(call, send.len()))).collect();
-        let sources = inbox.sources().iter().filter(|&&from| from != me);
-        let mut inbound: Few<_> = sources.map(|&from| MatchedInbound::new(from)).collect();
-        let counts = self.counts.clone();
-        let mut traffic = Traffic::default();
-        self.drive(due, |links, staging, waits| {
-            let mut moved = false;
-            for (link, parts, outbound) in &mut outbound {
-                // A message to the same peer that was not sent completely goes first.
-                if !waits.contains(&(Activity::Send, *link)) {
-                    let (peer, send) = (*link - ranks, Outgoing { to: *link, parts });
-                    let had_begun = outbound.has_begun();
-                    moved |= push_on(links, &send, outbound, staging, waits).map_err(sending(peer))?;
-                    if !had_begun && outbound.has_begun() {
-                        counts.record_sent(peer);
-                    }
+        let me = self.rank.index();
+        let mut outbound = self.matched_outbound(sends, inbox, due)?;
+        let sources: Few<usize> = inbox.sources().iter().copied().filter(|&from| from != me).collect();
+        let (mut waiting, mut waits) = (WaitState::default(), Waits::new());
+        loop {
+            waits.clear();
+            let moved = self.move_matched(&mut outbound, (&sources, &mut *inbox), &mut waits)?;
+            if waits.is_empty() {
+                waiting.long.end(&self.membership.session, self.channel, &self.calls);
+                return Ok(());
+            }
+            self.wait(&waits, moved, &mut waiting, due)?;
+        }
+    }
+
+    /// Returns the matched messages to other ranks, each with its link.
+    fn matched_outbound<'a>(
+        &mut self,
+        sends: &'a [(Fingerprint, Outgoing<'a>)],
+        inbox: &dyn Inbox,
+        due: &LazyDeadline<'_>,
+    ) -> Result<Few<MatchedOutbound<'a>>, PeerError> {
+        let me = self.rank.index();
+        let sent: usize = sends.iter().map(|(_, send)| send.len()).sum();
+        let single_copy = sent >= SINGLE_COPY_BYTES_MIN && inbox.awaited_bytes() >= sent;
+        let mut outbound = Few::new();
+        for (call, send) in sends.iter().filter(|(_, send)| send.to != me) {
+            let (link, needs_markers) = self.outgoing_link(send.to, due)?;
+            if needs_markers {
+                for link in [self.pair(send.to).secondary(), link] {
+                    outbound.push(MatchedOutbound { link, parts: &[], message: Outbound::moved(), counts: false });
                 }
             }
-            for inbound in &mut inbound {
-                moved |= inbound.pull((links, &counts), inbox, staging, (waits, &mut traffic))?;
-            }
-            Ok(moved)
-        })?;
-        self.traffic = self.traffic + traffic;
-        Ok(())
+            let message = Outbound::new(send.len(), call).single_copy_if(single_copy);
+            outbound.push(MatchedOutbound { link, parts: send.parts, message, counts: true });
+        }
+        Ok(outbound)
+    }
+
+    /// Moves the bytes of matched messages that can move without waiting.
+    #[inline]
+    fn move_matched(
+        &mut self,
+        outbound: &mut [MatchedOutbound<'_>],
+        (sources, inbox): (&[usize], &mut dyn Inbox),
+        waits: &mut Waits,
+    ) -> Result<bool, PeerError> {
+        let (me, ranks) = (self.rank.index(), self.rank.world_size());
+        let Self { membership, calls, links, matched, staging, counts, traffic, .. } = self;
+        let abort_on_unwind = AbortOnUnwind { session: &membership.session, calls };
+        let pushed = outbound.iter_mut().try_fold(false, |moved, outbound| {
+            Ok(outbound.push((ranks, links, counts), staging, waits)? || moved)
+        });
+        let moved = pushed.and_then(|pushed| {
+            sources.iter().try_fold(pushed, |moved, &from| {
+                let pair = Pair { me, peer: from, ranks };
+                let peer = &mut matched[from];
+                Ok(peer.pull((pair, links), inbox, staging, (counts, traffic), waits)? || moved)
+            })
+        });
+        std::mem::forget(abort_on_unwind);
+        moved
     }
 
     fn try_exchange_in_place(
@@ -646,19 +730,24 @@ impl ProcessTransport {
     /// Takes connections that awaited peers have opened meanwhile. Returns `true` if there were any.
     fn take_arrivals(&mut self, waits: &Waits) -> Result<bool, PeerError> {
         let mut came = false;
-        for &(_, peer) in waits.iter().filter(|(activity, _)| *activity == Activity::Connect) {
+        for &(_, link) in waits.iter().filter(|(activity, _)| *activity == Activity::Connect) {
+            let peer = self.peer_of(link);
             let (session, member) = (&*self.membership.session, self.members[peer]);
             // Read before the look at arrivals: a connection that the peer opened before it left is visible
             // then.
             let has_left = session.has_left(self.channel, member);
             match session.arrivals.take(self.channel, member) {
-                Some(link) => {
-                    self.counts.record_received(peer);
-                    self.adopt(peer, link).map_err(LinkError::Unconnected).map_err(unconnected(peer))?;
+                Some(opened) => {
+                    self.adopt_arrival(link, opened)?;
                     came = true;
                 }
-                None if has_left && self.links[peer].is_none() => {
-                    return Err(unconnected(peer)(LinkError::Goodbye));
+                None if has_left && self.links[link].is_none() => {
+                    let pair = self.pair(peer);
+                    let mut matched = self.matched.get_mut(peer);
+                    if !matched.as_mut().is_some_and(|matched| matched.has_no_secondary(pair, &self.links)) {
+                        return Err(unconnected(peer)(LinkError::Goodbye));
+                    }
+                    came = true;
                 }
                 None => {}
             }
@@ -864,6 +953,7 @@ impl Transport for ProcessTransport {
     ) -> Result<()> {
         check_matched(self.rank, sends, inbox)?;
         self.check_alive()?;
+        self.carry_matched();
         let me = self.rank.index();
         for (call, own) in sends.iter().filter(|(_, send)| send.to == me) {
             self.own.push_back((*call, own.parts.concat()));
@@ -886,8 +976,13 @@ impl Transport for ProcessTransport {
         if !self.own.is_empty() {
             return Some(self.rank.index());
         }
-        let mut links = self.links.iter_mut().take(self.rank.world_size());
-        let unread = links.position(|link| link.as_mut().is_some_and(PeerLink::has_message));
+        let unread = if self.matched.is_empty() {
+            self.links.iter_mut().position(|link| link.as_mut().is_some_and(PeerLink::has_message))
+        } else {
+            let (me, ranks) = (self.rank.index(), self.rank.world_size());
+            let Self { matched, links, .. } = self;
+            (0..ranks).find(|&peer| peer != me && matched[peer].has_unread(Pair { me, peer, ranks }, links))
+        };
         unread.or_else(|| {
             let arrivals = &self.membership.session.arrivals;
             self.members.iter().position(|&member| arrivals.has_message(self.channel, member))
@@ -965,8 +1060,45 @@ impl Drop for ProcessTransport {
     }
 }
 
-/// The unfinished messages of an exchange: first the sends, then the receives, each with its peer.
-type Waits = SmallVec<[(Activity, usize); 2]>;
+/// A matched message to another rank, or a marker.
+struct MatchedOutbound<'a> {
+    link: usize,
+    parts: &'a [&'a [u8]],
+    message: Outbound,
+    /// `false` for a marker, which is no message.
+    counts: bool,
+}
+
+impl MatchedOutbound<'_> {
+    /// Sends as much as the link takes.
+    #[inline]
+    fn push(
+        &mut self,
+        (ranks, links, counts): (usize, &mut [Option<PeerLink>], &MessageCounts),
+        staging: &mut StagingBuffer,
+        waits: &mut Waits,
+    ) -> Result<bool, PeerError> {
+        let Self { link, parts, message, counts: is_counted } = self;
+        // A message on the same link that was not sent completely goes first.
+        if message.done() || waits.contains(&(Activity::Send, *link)) {
+            return Ok(false);
+        }
+        let peer = if *link < ranks { *link } else { *link - ranks };
+        let Some(open) = &mut links[*link] else { return Ok(false) };
+        let had_begun = message.has_begun();
+        let moved = message.push(open, staging, parts).map_err(sending(peer))?;
+        if *is_counted && !had_begun && message.has_begun() {
+            counts.record_sent(peer);
+        }
+        if !message.done() {
+            waits.push((Activity::Send, *link));
+        }
+        Ok(moved)
+    }
+}
+
+/// The unfinished messages of an exchange: first the sends, then the receives, each with its link.
+pub(super) type Waits = SmallVec<[(Activity, usize); 2]>;
 
 /// The least number of received bytes for which a message may be sent as a single copy.
 const SINGLE_COPY_BYTES_MIN: usize = 1 << 20;
@@ -1025,97 +1157,19 @@ fn push(
     staging: &mut StagingBuffer,
     waits: &mut Waits,
 ) -> Result<bool, PeerError> {
-    let had_begun = outbound.has_begun();
-    let moved = push_on(links, send, outbound, staging, waits).map_err(sending(send.to))?;
-    if !had_begun && outbound.has_begun() {
-        counts.record_sent(send.to);
-    }
-    Ok(moved)
-}
-
-/// Sends as much of a message as the link with the number of its receiver takes.
-fn push_on(
-    links: &mut [Option<PeerLink>],
-    send: &Outgoing<'_>,
-    outbound: &mut Outbound,
-    staging: &mut StagingBuffer,
-    waits: &mut Waits,
-) -> Result<bool, LinkError> {
     if outbound.done() {
         return Ok(false);
     }
     let Some(link) = link_to(links, send.to, waits) else { return Ok(false) };
-    let moved = outbound.push(link, staging, send.parts)?;
+    let had_begun = outbound.has_begun();
+    let moved = outbound.push(link, staging, send.parts).map_err(sending(send.to))?;
+    if !had_begun && outbound.has_begun() {
+        counts.record_sent(send.to);
+    }
     if !outbound.done() {
         waits.push((Activity::Send, send.to));
     }
     Ok(moved)
-}
-
-/// The next message of a peer, whose call and length its header tells.
-struct MatchedInbound {
-    from: usize,
-    message: Inbound,
-    is_accepted: bool,
-}
-
-impl MatchedInbound {
-    fn new(from: usize) -> Self {
-        Self { from, message: Inbound::any(), is_accepted: false }
-    }
-
-    /// Receives the bytes of the message that have arrived, if the inbox awaits it.
-    fn pull(
-        &mut self,
-        (links, counts): (&mut [Option<PeerLink>], &MessageCounts),
-        inbox: &mut dyn Inbox,
-        staging: &mut StagingBuffer,
-        (waits, traffic): (&mut Waits, &mut Traffic),
-    ) -> Result<bool, PeerError> {
-        let from = self.from;
-        if !self.is_accepted && !inbox.awaits(from) {
-            return Ok(false);
-        }
-        let Some(link) = link_to(links, from, waits) else { return Ok(false) };
-        let moved = self.pull_from(link, inbox, staging).map_err(receiving(from))?;
-        if self.is_accepted && self.message.done() {
-            inbox.complete(from);
-            counts.record_received(from);
-            traffic.count(None, Some(self.message.length()));
-            *self = Self::new(from);
-        }
-        if self.is_accepted || inbox.awaits(from) {
-            waits.push((Activity::Receive, from));
-        }
-        Ok(moved)
-    }
-
-    fn pull_from(
-        &mut self,
-        link: &mut PeerLink,
-        inbox: &mut dyn Inbox,
-        staging: &mut StagingBuffer,
-    ) -> Result<bool, LinkError> {
-        if !self.is_accepted {
-            let Some((call, len)) = self.message.read_header(link)? else { return Ok(false) };
-            inbox.accept(self.from, &call, len).map_err(|refusal| refused(refusal, call, len))?;
-            self.is_accepted = true;
-        }
-        if self.message.done() {
-            return Ok(true);
-        }
-        let into = &mut Sink::Into(inbox.memory(self.from));
-        Ok(self.message.pull(link, staging, into)? || self.message.done())
-    }
-}
-
-/// Converts the refusal of a message with this call and length.
-fn refused(refusal: Refusal, theirs: Fingerprint, len: usize) -> LinkError {
-    match refusal {
-        Refusal::Mismatch => LinkError::Mismatch { theirs },
-        Refusal::Length(expected) => LinkError::Length { got: len as u64, expected: expected as u64 },
-        Refusal::NoMemory => LinkError::Own(io::ErrorKind::OutOfMemory.into()),
-    }
 }
 
 /// Receives the bytes of a message that have arrived.
@@ -1161,7 +1215,7 @@ fn sending(peer: usize) -> impl Fn(LinkError) -> PeerError {
     move |link_error| PeerError { activity: Activity::Send, peer, link_error }
 }
 
-fn receiving(peer: usize) -> impl Fn(LinkError) -> PeerError {
+pub(super) fn receiving(peer: usize) -> impl Fn(LinkError) -> PeerError {
     move |link_error| PeerError { activity: Activity::Receive, peer, link_error }
 }
 

@@ -6,8 +6,8 @@ use socket2::Socket;
 
 use super::outbound::Outbound;
 use super::{
-    COPIED_BYTES_MAX, GOODBYE, HEADER_BYTES, LinkError, MAGIC, Magic, PUBLISH_BYTES_MAX, SEND_BYTES_MAX,
-    SINGLE_COPY_MAGIC,
+    COPIED_BYTES_MAX, GOODBYE, HEADER_BYTES, LinkError, MAGIC, MOVED, Magic, PUBLISH_BYTES_MAX,
+    SEND_BYTES_MAX, SINGLE_COPY_MAGIC,
 };
 use crate::cpu::CacheLine;
 use crate::link::peer_link::PeerLink;
@@ -25,6 +25,15 @@ enum MessageSource {
     Fastbox,
     /// The sender's own memory, from this address on (single-copy send).
     SingleCopy(u64),
+}
+
+/// The header of a message that its receiver matches.
+#[derive(Debug)]
+pub(crate) enum NextHeader {
+    /// A message of this call, with its length in bytes.
+    Message(Fingerprint, usize),
+    /// A marker: later messages come on the other link of this pair of ranks.
+    Moved,
 }
 
 /// An incoming message.
@@ -58,49 +67,97 @@ impl Inbound {
         }
     }
 
-    /// Creates a message whose call and length are not known before [`read_header`](Self::read_header). It needs
-    /// no staging buffer.
+    /// Creates a message whose call and length are not known before [`read_header`](Self::read_header).
     pub(crate) fn any() -> Self {
         Self::new(0, &Fingerprint::NONE).straight()
     }
 
-    /// Reads the header of a message from [`any`](Self::any), and expects that message from then on. Returns its
-    /// call and its length in bytes once the header has arrived.
+    /// Reads the header of the next message, and expects that message from then on. Returns `None` until the header has
+    /// arrived. Over a socket, the bytes after the header arrive with it in `read_ahead`.
     pub(crate) fn read_header(
         &mut self,
         link: &mut PeerLink,
-    ) -> Result<Option<(Fingerprint, usize)>, LinkError> {
-        match link {
-            PeerLink::Socket(stream) => {
-                let received = socket::receive(stream, &mut self.header[self.filled..])?;
-                self.filled += arrived(received)?.unwrap_or(0);
-                if self.filled < HEADER_BYTES {
-                    return Ok(None);
-                }
-            }
-            PeerLink::Shm(memory) => {
-                let about = match memory.next(HEADER_BYTES)? {
-                    None => return Ok(None),
-                    Some(NextMessage::InFastbox(about)) => about,
-                    Some(NextMessage::InRing(header)) => match header.split_first_chunk() {
-                        Some((&MAGIC | &SINGLE_COPY_MAGIC, about)) => about,
-                        _ => return Err(LinkError::Garbage),
-                    },
-                };
-                self.header[..MAGIC.len()].copy_from_slice(&MAGIC);
-                self.header[MAGIC.len()..].copy_from_slice(about);
+        read_ahead: &mut StagingBuffer,
+    ) -> Result<Option<NextHeader>, LinkError> {
+        let header = match link {
+            PeerLink::Socket(stream) => Self::read_header_from_socket(stream, read_ahead)?,
+            PeerLink::Shm(memory) => self.read_header_from_memory(memory)?,
+        };
+        let Some((length, call)) = header else { return Ok(None) };
+        match length {
+            GOODBYE => Err(LinkError::Goodbye),
+            MOVED => Ok(Some(NextHeader::Moved)),
+            _ => {
+                let no_memory = || LinkError::Own(std::io::ErrorKind::OutOfMemory.into());
+                self.length = usize::try_from(length).map_err(|_| no_memory())?;
+                (self.filled, self.received, self.delivered) = (HEADER_BYTES, 0, 0);
+                Ok(Some(NextHeader::Message(call, self.length)))
             }
         }
-        let (magic, length, call) = self.split_header();
-        if magic != MAGIC {
+    }
+
+    fn read_header_from_socket(
+        stream: &Socket,
+        read_ahead: &mut StagingBuffer,
+    ) -> Result<Option<(u64, Fingerprint)>, LinkError> {
+        if read_ahead.staged() < HEADER_BYTES {
+            let Some(count) = arrived(socket::receive(stream, read_ahead.room())?)? else { return Ok(None) };
+            read_ahead.stage(count);
+            if read_ahead.staged() < HEADER_BYTES {
+                return Ok(None);
+            }
+        }
+        let (magic, about) = read_ahead.take(HEADER_BYTES).split_at(MAGIC.len());
+        if magic == MAGIC { Ok(Some(split_about(about))) } else { Err(LinkError::Garbage) }
+    }
+
+    fn read_header_from_memory(
+        &mut self,
+        memory: &mut ShmLink,
+    ) -> Result<Option<(u64, Fingerprint)>, LinkError> {
+        let (magic, about) = match memory.next(HEADER_BYTES)? {
+            None => return Ok(None),
+            Some(NextMessage::InFastbox(about)) => {
+                let (length, call) = split_about(about);
+                let bytes = if length < MOVED { usize::try_from(length).unwrap_or(usize::MAX) } else { 0 };
+                memory.receive_fastbox(bytes)?;
+                self.source = MessageSource::Fastbox;
+                return Ok(Some((length, call)));
+            }
+            Some(NextMessage::InRing(header)) => {
+                header.split_first_chunk::<{ MAGIC.len() }>().ok_or(LinkError::Garbage)?
+            }
+        };
+        let (is_single_copy, is_whole) = (*magic == SINGLE_COPY_MAGIC, *magic == MAGIC);
+        if !is_single_copy && !is_whole {
             return Err(LinkError::Garbage);
         }
-        if length == GOODBYE {
-            return Err(LinkError::Goodbye);
+        let header = split_about(about);
+        memory.advance(HEADER_BYTES);
+        self.source = MessageSource::Stream;
+        if is_single_copy {
+            self.source = MessageSource::SingleCopy(memory.receive_offer()?);
         }
-        let no_memory = || LinkError::Own(std::io::ErrorKind::OutOfMemory.into());
-        (self.call, self.length) = (call, usize::try_from(length).map_err(|_| no_memory())?);
-        Ok(Some((call, self.length)))
+        Ok(Some(header))
+    }
+
+    /// Receives bytes of a message whose header was [read](Self::read_header) into its memory. Returns `true` if there
+    /// were any.
+    pub(crate) fn pull_matched(
+        &mut self,
+        link: &mut PeerLink,
+        (staging, read_ahead): (&mut StagingBuffer, &mut StagingBuffer),
+        memory: &mut [u8],
+    ) -> Result<bool, LinkError> {
+        let ahead = read_ahead.staged().min(self.length - self.delivered);
+        if ahead > 0 {
+            memory[self.delivered..][..ahead].copy_from_slice(read_ahead.take(ahead));
+            (self.delivered, self.received) = (self.delivered + ahead, self.received + ahead);
+            if self.done() {
+                return Ok(true);
+            }
+        }
+        Ok(self.pull(link, staging, &mut Sink::Into(memory))? || ahead > 0)
     }
 
     /// Disables the staging buffer for this message. It is one of many, and each would need its own buffer.
@@ -396,6 +453,13 @@ impl Inbound {
             LinkError::Length { got: length, expected: self.length as u64 }
         }
     }
+}
+
+/// Returns the length and the call in a header without its magic number.
+fn split_about(about: &[u8]) -> (u64, Fingerprint) {
+    let (length, call) = about.split_at(size_of::<u64>());
+    let length = u64::from_le_bytes(length.try_into().expect("8 bytes"));
+    (length, Fingerprint(call.try_into().expect("the rest of a header is a fingerprint")))
 }
 
 /// Converts the result of a receive: 0 bytes mean that the connection has ended.

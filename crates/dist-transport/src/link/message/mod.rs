@@ -13,7 +13,7 @@ use std::io;
 
 use rustix::io::Errno;
 
-pub(crate) use self::inbound::Inbound;
+pub(crate) use self::inbound::{Inbound, NextHeader};
 pub(crate) use self::outbound::Outbound;
 use crate::bookkeeping::HEADER_BYTES;
 use crate::link::shm::StreamEnd;
@@ -34,6 +34,10 @@ const MAGIC: Magic = *b"dist msg";
 const SINGLE_COPY_MAGIC: Magic = *b"dist len";
 /// The length that means "nothing more will come".
 const GOODBYE: u64 = u64::MAX;
+/// The length that means "later messages come on the other link of this pair of ranks".
+const MOVED: u64 = u64::MAX - 1;
+/// The most bytes that are received together with the header of a matched message.
+pub(crate) const READ_AHEAD_BYTES: usize = COPIED_BYTES_MAX;
 
 /// The reason why a message failed.
 #[derive(Debug)]

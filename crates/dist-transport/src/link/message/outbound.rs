@@ -5,7 +5,7 @@ use std::io::IoSlice;
 use socket2::Socket;
 
 use super::{
-    COPIED_BYTES_MAX, HEADER_BYTES, LinkError, MAGIC, PUBLISH_BYTES_MAX, SEND_BYTES_MAX, SINGLE_COPY_MAGIC,
+    COPIED_BYTES_MAX, HEADER_BYTES, LinkError, MAGIC, MOVED, PUBLISH_BYTES_MAX, SEND_BYTES_MAX, SINGLE_COPY_MAGIC,
     encode,
 };
 use crate::Fingerprint;
@@ -41,6 +41,12 @@ impl Outbound {
     pub(crate) fn new(length: usize, call: &Fingerprint) -> Self {
         let (header, total) = (encode(length as u64, call), HEADER_BYTES + length);
         Self { header, sent: 0, total, single_copy: SingleCopy::Off }
+    }
+
+    /// Creates the marker that tells that later messages come on the other link of this pair of ranks.
+    pub(crate) fn moved() -> Self {
+        let header = encode(MOVED, &Fingerprint::NONE);
+        Self { header, sent: 0, total: HEADER_BYTES, single_copy: SingleCopy::Off }
     }
 
     /// Allows a single-copy send if `wanted` is `true`.
