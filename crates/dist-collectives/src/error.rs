@@ -334,6 +334,16 @@ pub enum Error {
         /// The error of the transport.
         source: ErrorSource<TransportError>,
     },
+    /// A message of any rank did not come. Other messages have come, which no receive has matched.
+    #[error("{call} from any rank failed; these messages have come instead: {}", list(.instead))]
+    UnmatchedAny {
+        /// The receive.
+        call: Box<Call>,
+        /// The oldest messages of each rank that this rank has not received, at most eight.
+        instead: Vec<Call>,
+        /// The error of the transport.
+        source: ErrorSource<TransportError>,
+    },
     /// A peer has sent 64 MiB or more in messages that no receive has matched, and this rank keeps no more of them.
     /// The job is aborted, because the awaited message may come behind them.
     #[error("{call} failed: rank {peer} has sent too many messages that must be received before: {}", list(.instead))]
@@ -431,9 +441,10 @@ impl Error {
     /// Returns `true` if a deadline passed, on this rank or on another.
     pub fn is_timeout(&self) -> bool {
         match self {
-            Self::Transport { source, .. } | Self::Unmatched { source, .. } | Self::Join(source) => {
-                source.is_timeout()
-            }
+            Self::Transport { source, .. }
+            | Self::Unmatched { source, .. }
+            | Self::UnmatchedAny { source, .. }
+            | Self::Join(source) => source.is_timeout(),
             Self::Aborted { cause, .. } => matches!(cause, Cause::TimedOut),
             Self::Store(source) => source.is_timeout(),
             Self::Absent { .. } | Self::Late | Self::NotStarted { .. } => true,
@@ -452,7 +463,9 @@ impl Error {
             #[cfg(feature = "serde")]
             Self::Value { rank, .. } => Some(*rank),
             Self::Absent { ranks } => <[usize; 1]>::try_from(ranks.as_slice()).ok().map(|[rank]| rank),
-            Self::Transport { source, .. } | Self::Join(source) => source.peer(),
+            Self::Transport { source, .. } | Self::UnmatchedAny { source, .. } | Self::Join(source) => {
+                source.peer()
+            }
             Self::Store(source) => source.peer(),
             _ => None,
         }
@@ -464,6 +477,7 @@ impl Error {
             Self::Mismatch { ours: call, .. }
             | Self::Aborted { call, .. }
             | Self::Unmatched { call, .. }
+            | Self::UnmatchedAny { call, .. }
             | Self::TooManyKept { call, .. }
             | Self::Transport { call, .. }
             | Self::Schedule { call, .. } => Some(call),

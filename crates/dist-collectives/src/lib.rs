@@ -56,7 +56,7 @@ pub use error::{Error, Result};
 #[doc(no_inline)]
 pub use half::{bf16, f16};
 pub use logical::LogicalOp;
-pub use messages::{Message, OwnedMessage};
+pub use messages::{Message, OwnedMessage, ProbedMessage};
 #[cfg(feature = "ndarray")]
 #[doc(no_inline)]
 pub use ndarray;

@@ -2,7 +2,8 @@
 
 use bytemuck::Pod;
 
-use crate::{Buffer, Communicator, Pending, Result};
+use crate::engine::FoundMessage;
+use crate::{Buffer, Communicator, ElementType, Pending, Result};
 
 /// One message of a [`batch`](Communicator::batch).
 #[derive(Debug)]
@@ -109,6 +110,62 @@ impl<T: Pod> OwnedMessage<T> {
     }
 }
 
+/// A message that has arrived and was not received, from [`Communicator::probe`]. Only this message satisfies its
+/// receives. Dropping it leaves the message to later receives.
+#[derive(Debug)]
+#[must_use = "the message is received by recv or recv_vec"]
+pub struct ProbedMessage<'a> {
+    communicator: &'a mut Communicator,
+    found: FoundMessage,
+}
+
+impl ProbedMessage<'_> {
+    /// Returns the sender.
+    pub const fn from(&self) -> usize {
+        self.found.from
+    }
+
+    /// Returns the tag.
+    pub fn tag(&self) -> u32 {
+        self.found.call.tag().expect("messages have tags")
+    }
+
+    /// Returns the number of elements.
+    pub fn len(&self) -> usize {
+        usize::try_from(self.found.call.count).expect("the message is in memory")
+    }
+
+    /// Returns `true` if the message has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the type of the elements.
+    pub fn element_type(&self) -> ElementType {
+        self.found.call.element.expect("messages have elements")
+    }
+
+    /// Receives the message.
+    ///
+    /// # Errors
+    /// If the message has another type or length.
+    #[doc(alias = "MPI_Mrecv")]
+    pub fn recv<T: Pod>(self, elements: &mut [T]) -> Result<()> {
+        let (from, tag) = (self.from(), self.tag());
+        self.communicator.with_tag(tag).recv(elements, from)
+    }
+
+    /// Receives the message in a new vector.
+    ///
+    /// # Errors
+    /// If the message has another type.
+    #[doc(alias = "MPI_Mrecv")]
+    pub fn recv_vec<T: Pod>(self) -> Result<Vec<T>> {
+        let (from, tag) = (self.from(), self.tag());
+        self.communicator.with_tag(tag).recv_vec(from)
+    }
+}
+
 /// # Messages between two ranks
 ///
 /// Messages and collectives are separate streams: a rank may send a message, take part in a collective, and the
@@ -141,6 +198,125 @@ impl Communicator {
         self.call(|engine, options| engine.receive(elements, from, &options))
     }
 
+    /// Receives a message like [`recv`](Self::recv) that may be shorter than the slice. Returns its number of elements;
+    /// the rest of the slice is unchanged.
+    ///
+    /// # Errors
+    /// As for [`recv`](Self::recv), but only a longer message has the wrong length.
+    #[doc(alias = "MPI_Get_count")]
+    pub fn recv_up_to<T: Pod>(&mut self, elements: &mut [T], from: usize) -> Result<usize> {
+        self.call(|engine, options| engine.receive_up_to(elements, from, &options))
+    }
+
+    /// Receives the next message of any rank with the [tag](Self::with_tag) of this call. Returns the sender. If several
+    /// ranks have sent one, they take turns.
+    ///
+    /// The result depends on the order in which messages arrive, so a program that uses it may compute other bits in
+    /// every run. On the simulated network the seed decides.
+    ///
+    /// ```
+    /// use dist_collectives::Communicator;
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 3, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     if comm.rank() > 0 {
+    ///         comm.send(&[10 * comm.rank()], 0).unwrap();
+    ///         return 0;
+    ///     }
+    ///     let mut sum = 0;
+    ///     for _ in 1..comm.world_size() {
+    ///         let mut value = [0];
+    ///         let sender = comm.recv_any(&mut value).unwrap();
+    ///         assert_eq!(value[0], 10 * sender);
+    ///         sum += value[0];
+    ///     }
+    ///     sum
+    /// });
+    /// assert_eq!(outcome.results[0], 30);
+    /// ```
+    ///
+    /// # Errors
+    /// If a message with this tag has another type or length. If a rank died, all other ranks have left, or none sends
+    /// such a message in time; [`Error::UnmatchedAny`](crate::Error::UnmatchedAny) then lists the messages with other
+    /// tags that have come.
+    #[doc(alias = "MPI_ANY_SOURCE")]
+    #[doc(alias = "recvAnysource")]
+    pub fn recv_any<T: Pod>(&mut self, elements: &mut [T]) -> Result<usize> {
+        self.call(|engine, options| engine.receive_any(elements, &options))
+    }
+
+    /// Receives a message of any rank like [`recv_any`](Self::recv_any), of any length. Returns the sender and the
+    /// elements.
+    ///
+    /// # Errors
+    /// As for [`recv_any`](Self::recv_any), but any length is right.
+    #[doc(alias = "MPI_ANY_SOURCE")]
+    pub fn recv_any_vec<T: Pod>(&mut self) -> Result<(usize, Vec<T>)> {
+        self.call(|engine, options| engine.receive_vec(None, &options))
+    }
+
+    /// Waits until a message of this rank with the [tag](Self::with_tag) of this call has arrived, without receiving it.
+    ///
+    /// ```
+    /// use dist_collectives::Communicator;
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 2, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     if comm.rank() == 0 {
+    ///         comm.send(&[1.5, 2.5], 1).unwrap();
+    ///         return Vec::new();
+    ///     }
+    ///     let message = comm.probe(0).unwrap();
+    ///     let mut received = vec![0.0; message.len()];
+    ///     message.recv(&mut received).unwrap();
+    ///     received
+    /// });
+    /// assert_eq!(outcome.results[1], [1.5, 2.5]);
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`recv`](Self::recv), but any type and any length are right.
+    #[doc(alias = "MPI_Probe")]
+    #[doc(alias = "MPI_Mprobe")]
+    pub fn probe(&mut self, from: usize) -> Result<ProbedMessage<'_>> {
+        let found = self.call(|engine, options| engine.probe(Some(from), true, &options))?;
+        Ok(ProbedMessage { communicator: self, found: found.expect("a probe that waits finds a message") })
+    }
+
+    /// Waits like [`probe`](Self::probe) until a message of any rank has arrived.
+    ///
+    /// # Errors
+    /// Those of [`recv_any`](Self::recv_any), but any type and any length are right.
+    #[doc(alias = "MPI_Mprobe")]
+    pub fn probe_any(&mut self) -> Result<ProbedMessage<'_>> {
+        let found = self.call(|engine, options| engine.probe(None, true, &options))?;
+        Ok(ProbedMessage { communicator: self, found: found.expect("a probe that waits finds a message") })
+    }
+
+    /// Returns a message of this rank with the [tag](Self::with_tag) of this call if one has arrived, without receiving
+    /// it. Does not wait. A loop that calls it receives what the peers send.
+    ///
+    /// # Errors
+    /// If there is no such rank, or the job was aborted.
+    #[doc(alias = "MPI_Iprobe")]
+    #[doc(alias = "MPI_Improbe")]
+    pub fn try_probe(&mut self, from: usize) -> Result<Option<ProbedMessage<'_>>> {
+        let found = self.call(|engine, options| engine.probe(Some(from), false, &options))?;
+        Ok(found.map(|found| ProbedMessage { communicator: self, found }))
+    }
+
+    /// Returns a message of any rank like [`try_probe`](Self::try_probe).
+    ///
+    /// # Errors
+    /// If the job was aborted.
+    #[doc(alias = "MPI_Improbe")]
+    pub fn try_probe_any(&mut self) -> Result<Option<ProbedMessage<'_>>> {
+        let found = self.call(|engine, options| engine.probe(None, false, &options))?;
+        Ok(found.map(|found| ProbedMessage { communicator: self, found }))
+    }
+
     /// Receives a message like [`recv`](Self::recv), of any length.
     ///
     /// ```
@@ -163,7 +339,7 @@ impl Communicator {
     #[doc(alias = "MPI_Mprobe")]
     #[doc(alias = "MPI_Get_count")]
     pub fn recv_vec<T: Pod>(&mut self, from: usize) -> Result<Vec<T>> {
-        self.call(|engine, options| engine.receive_vec(from, &options))
+        self.call(|engine, options| engine.receive_vec(Some(from), &options)).map(|(_, elements)| elements)
     }
 
     /// Sends a message to one rank while receiving one from another, or the same: [`send`](Self::send) and

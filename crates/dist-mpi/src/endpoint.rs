@@ -30,6 +30,8 @@ pub(crate) struct Endpoint {
     calls: CallHistory,
     announced: CallHistory,
     traffic: Traffic,
+    /// The matched message of each peer that has begun to arrive. Empty before the first call for such messages.
+    matched: Vec<Option<MatchedReceive>>,
     /// `true` if the ranks of this host have fewer cores than ranks.
     is_oversubscribed: bool,
 }
@@ -119,6 +121,7 @@ impl Endpoint {
             calls: CallHistory::NONE,
             announced: CallHistory::NONE,
             traffic: Traffic::default(),
+            matched: Vec::new(),
             is_oversubscribed: false,
         };
         let (cores, ranks) = transport.cores_of(|_| true);
@@ -278,7 +281,8 @@ impl Endpoint {
         let mut sending: Vec<_> = sends.iter().map(|(_, send)| Sending::new(send.len())).collect();
         let mut to_send: Vec<usize> = (0..sends.len()).collect();
         let sources = inbox.sources().to_vec();
-        let mut receiving: Vec<Option<MatchedReceive>> = sources.iter().map(|_| None).collect();
+        let mut receiving = std::mem::take(&mut self.matched);
+        receiving.resize_with(self.rank.world_size(), || None);
         let mut busy = BusyPeers::new(self.rank.world_size(), sends.len());
         let (mut wait, mut traffic) = (Wait::NEW, Traffic::default());
         let result = loop {
@@ -288,18 +292,17 @@ impl Endpoint {
                 self.send_parts(&mut state, sends, &mut sending, &mut to_send, &mut busy, &mut has_moved);
             self.world.progress(&mut state);
             let taken = sent.and_then(|()| {
-                let mut messages = sources.iter().zip(&mut receiving);
-                messages.try_for_each(|(&from, receiving)| {
-                    self.take_matched((&mut *state, &mut traffic), from, receiving, inbox)
+                sources.iter().try_for_each(|&from| {
+                    self.take_matched((&mut *state, &mut traffic), from, &mut receiving[from], inbox)
                         .map(|moved| has_moved |= moved)
                 })
             });
             if let Err(failure) = taken {
                 break Err(failure);
             }
-            let awaited = sources.iter().zip(&receiving);
-            let awaited = awaited.filter(|(from, receiving)| receiving.is_some() || inbox.awaits(**from));
-            let first = awaited.map(|(from, _)| (Activity::Receive, *from)).next();
+            let first = sources.iter().find(|&&from| inbox.awaits(from));
+            let first = first.filter(|_| has_moved || !inbox.returns_at_once());
+            let first = first.map(|&from| (Activity::Receive, from));
             let first = first.or_else(|| to_send.first().map(|&index| (Activity::Send, sends[index].1.to)));
             let Some((activity, peer)) = first else {
                 self.leave_sends(&mut state, sends.iter().map(|(_, send)| send.len()).sum());
@@ -315,6 +318,7 @@ impl Endpoint {
                 break Err(failure);
             }
         };
+        self.matched = receiving;
         self.end_wait(&wait);
         self.traffic = self.traffic + traffic;
         result.map_err(|failure| self.fail(failure, due))
@@ -329,10 +333,15 @@ impl Endpoint {
         inbox: &mut dyn Inbox,
     ) -> Result<bool, Failure> {
         let (peer, mut moved) = (self.members[from], false);
-        while receiving.is_some() || inbox.awaits(from) {
+        while inbox.awaits(from) {
             let Some(packet) = state.take(self.place, peer) else {
                 let has_left = state.has_left(self.place, peer);
-                return if has_left { Err(Failure::Left(Activity::Receive, from)) } else { Ok(moved) };
+                let fails = has_left && (receiving.is_some() || !inbox.peer_left(from));
+                return if fails {
+                    Err(Failure::Left(Activity::Receive, from))
+                } else {
+                    Ok(moved || has_left)
+                };
             };
             if (packet.kind == Kind::First) == receiving.is_some() {
                 return Err(Failure::Garbage(from));

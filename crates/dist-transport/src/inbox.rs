@@ -30,6 +30,18 @@ pub trait Inbox {
 
     /// Ends the accepted message, whose bytes are all in its memory.
     fn complete(&mut self, from: usize);
+
+    /// Handles that an awaited rank has left and that all its messages were received. This rank is reported too, if its
+    /// messages to itself are awaited and there is none. Returns `true` if the call goes on without the rank, which is
+    /// then no longer awaited. Otherwise the call fails.
+    fn peer_left(&mut self, _from: usize) -> bool {
+        false
+    }
+
+    /// Returns `true` if the call must not wait for messages: it returns as soon as nothing more is sent or received.
+    fn returns_at_once(&self) -> bool {
+        false
+    }
 }
 
 /// The reason why an [`Inbox`] refuses a message.

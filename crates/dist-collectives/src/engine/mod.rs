@@ -37,6 +37,7 @@ use crate::{Buffer, Call, ElementType, Error, Operation, Result};
 use direct::{SharedMemory, SlotGenerations};
 pub(crate) use direct_access::WindowBuffer;
 pub(crate) use memory::CallInput;
+pub(crate) use messages::FoundMessage;
 use messages::MessageChannel;
 use plan_cache::PlanCache;
 use wide::WidenedBuffers;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use dist_collectives::transport::Chain;
 use dist_collectives::{Communicator, Error, Message, ReduceOp};
+use dist_transport::sim;
 use fastrand::Rng;
 use rstest::rstest;
 
@@ -262,4 +263,237 @@ fn a_tag_holds_as_long_as_its_guard() {
         comm.with_tag(3).recv(&mut of_three, 0).unwrap();
         assert_eq!((of_none, of_three), ([0], [3]));
     });
+}
+
+#[rstest]
+fn a_message_of_any_rank_is_received_with_its_sender(#[values(2, 3, 5)] world_size: usize) {
+    const ROUNDS: usize = 4;
+    for &network in Network::ALL {
+        worlds::run(network, world_size, |mut comm| {
+            let rank = comm.rank();
+            if rank > 0 {
+                for round in 0..ROUNDS {
+                    // The receives with tag 4 keep this message for later.
+                    comm.with_tag(9).send(&[round], 0).unwrap();
+                    comm.with_tag(4).send(&[rank, round], 0).unwrap();
+                }
+                return;
+            }
+            let mut next = vec![0; comm.world_size()];
+            for _ in 0..ROUNDS * (comm.world_size() - 1) {
+                let mut received = [0; 2];
+                let from = comm.with_tag(4).recv_any(&mut received).unwrap();
+                assert_eq!(received, [from, next[from]], "in order within a rank");
+                next[from] += 1;
+            }
+            for from in 1..comm.world_size() {
+                for round in 0..ROUNDS {
+                    assert_eq!(comm.with_tag(9).recv_vec::<usize>(from).unwrap(), [round]);
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn ranks_take_turns_if_several_have_sent_messages_to_a_receive_from_any_rank() {
+    let senders = worlds::run(Network::Simulated, 3, |mut comm| {
+        if comm.rank() > 0 {
+            (0..4).for_each(|_| comm.send(&[1_u8; 8], 0).unwrap());
+            comm.barrier().unwrap();
+            return Vec::new();
+        }
+        comm.barrier().unwrap();
+        // Receives all messages into the queues of this rank.
+        comm.runtime().sleep(Duration::from_secs(1));
+        for from in 1..3 {
+            assert!(comm.with_tag(1).try_probe(from).unwrap().is_none());
+        }
+        (0..8).map(|_| comm.recv_any(&mut [0_u8; 8]).unwrap()).collect()
+    });
+    let turns: Vec<_> = senders[0].windows(2).map(|pair| pair[0] != pair[1]).collect();
+    assert_eq!(turns, [true; 7], "{:?}", senders[0]);
+}
+
+#[test]
+fn the_seed_decides_which_message_of_any_rank_comes_first() {
+    let first = |seed| {
+        let network = sim::Network::new(4).with_seed(seed);
+        let run = network.run(|transport| {
+            let mut comm = Communicator::new(transport);
+            if comm.rank() > 0 {
+                comm.send(&[1_u8], 0).unwrap();
+                return 0;
+            }
+            comm.runtime().sleep(Duration::from_secs(1));
+            let first = comm.recv_any(&mut [0_u8]).unwrap();
+            for _ in 0..2 {
+                comm.recv_any(&mut [0_u8]).unwrap();
+            }
+            first
+        });
+        run.results[0]
+    };
+    let firsts: Vec<_> = (0..30).map(first).collect();
+    assert_eq!(firsts, (0..30).map(first).collect::<Vec<_>>());
+    assert!((1..4).all(|rank| firsts.contains(&rank)), "{firsts:?}");
+}
+
+#[rstest]
+fn a_message_of_any_rank_and_any_length_is_received_in_a_vector(#[values(0, 5, LONG)] len: usize) {
+    for &network in Network::ALL {
+        worlds::run(network, 3, move |mut comm| {
+            if comm.rank() > 0 {
+                comm.send(&vec![comm.rank(); len + comm.rank()], 0).unwrap();
+                return;
+            }
+            let mut senders = [0; 2].map(|_| {
+                let (from, elements) = comm.recv_any_vec::<usize>().unwrap();
+                assert_eq!(elements, vec![from; len + from], "{network:?}");
+                from
+            });
+            senders.sort_unstable();
+            assert_eq!(senders, [1, 2]);
+        });
+    }
+}
+
+#[rstest]
+fn a_receive_from_any_rank_goes_on_without_ranks_that_have_left(#[values(1, 2)] leaves: usize) {
+    for &network in Network::ALL {
+        worlds::run(network, 3, move |mut comm| {
+            if comm.rank() == leaves {
+                return;
+            }
+            if comm.rank() > 0 {
+                (0..3_u8).for_each(|number| comm.send(&[number], 0).unwrap());
+                return;
+            }
+            for number in 0..3_u8 {
+                let mut received = [9];
+                assert_eq!(comm.recv_any(&mut received).unwrap(), 3 - leaves, "{network:?}");
+                assert_eq!(received, [number]);
+            }
+        });
+    }
+}
+
+#[test]
+fn a_receive_from_any_rank_fails_at_once_if_all_others_have_left() {
+    for &network in Network::ALL {
+        let mut errors = worlds::run(network, 3, |mut comm| {
+            if comm.rank() > 0 {
+                comm.with_tag(u32::try_from(comm.rank()).unwrap()).send(&[1_u8; 3], 0).unwrap();
+                return None;
+            }
+            let error = comm.with_tag(7).recv_any(&mut [0_u8]).unwrap_err();
+            Some(error)
+        });
+        let error = errors.swap_remove(0).unwrap();
+        assert!(!error.is_timeout(), "{network:?}: {error:?}");
+        let expected = "message of 1 u8 (tag 7) from any rank failed; these messages have come instead: \
+                        message of 3 u8 (tag 1, from rank 1); message of 3 u8 (tag 2, from rank 2)";
+        assert_eq!(error.to_string(), expected, "{network:?}");
+    }
+}
+
+#[test]
+fn a_shorter_message_is_received_with_its_length_and_a_longer_one_is_refused() {
+    for &network in Network::ALL {
+        worlds::run(network, 2, move |mut comm| {
+            if comm.rank() == 0 {
+                for len in [0, 3, 5] {
+                    comm.with_tag(1).send(&vec![len; len], 1).unwrap();
+                }
+                return;
+            }
+            for len in [0, 3, 5] {
+                let mut received = [77; 5];
+                assert_eq!(comm.with_tag(1).recv_up_to(&mut received, 0).unwrap(), len, "{network:?}");
+                assert_eq!((&received[..len], &received[len..]), (&vec![len; len][..], &[77; 5][len..]));
+            }
+        });
+    }
+    let errors = worlds::run(Network::Simulated, 2, |mut comm| {
+        if comm.rank() == 0 {
+            comm.send(&[1_u16; 6], 1).unwrap();
+            return comm.barrier().unwrap_err();
+        }
+        comm.recv_up_to(&mut [0_u16; 5], 0).unwrap_err()
+    });
+    assert!(errors[1].to_string().contains("5 elements"), "{}", errors[1]);
+}
+
+#[test]
+fn only_the_probed_message_satisfies_its_receives() {
+    for &network in Network::ALL {
+        worlds::run(network, 3, move |mut comm| {
+            let rank = comm.rank();
+            if rank > 0 {
+                comm.with_tag(5).send(&vec![rank as u64; 10 * rank], 0).unwrap();
+                comm.with_tag(5).send(&[u8::try_from(rank).unwrap()], 0).unwrap();
+                return;
+            }
+            let mut five = comm.with_tag(5);
+            let dropped = five.probe(2).unwrap();
+            assert_eq!((dropped.from(), dropped.tag(), dropped.len()), (2, 5, 20), "{network:?}");
+            drop(dropped);
+            for _ in 0..2 {
+                let message = five.probe_any().unwrap();
+                let from = message.from();
+                assert_eq!(message.element_type().to_string(), "u64");
+                assert_eq!(message.len(), 10 * from);
+                let mut elements = vec![0_u64; message.len()];
+                message.recv(&mut elements).unwrap();
+                assert_eq!(elements, vec![from as u64; 10 * from], "{network:?}");
+                assert_eq!(
+                    five.probe(from).unwrap().recv_vec::<u8>().unwrap(),
+                    [u8::try_from(from).unwrap()]
+                );
+            }
+            assert!(five.try_probe_any().unwrap().is_none());
+        });
+    }
+}
+
+#[test]
+fn a_loop_that_probes_without_waiting_receives_what_was_sent() {
+    for &network in Network::ALL {
+        worlds::run(network, 2, move |mut comm| {
+            if comm.rank() == 1 {
+                comm.send(&vec![7_u8; LONG], 0).unwrap();
+                return;
+            }
+            assert!(comm.with_tag(1).try_probe(1).unwrap().is_none());
+            let received = loop {
+                if let Some(message) = comm.try_probe(1).unwrap() {
+                    break message.recv_vec::<u8>().unwrap();
+                }
+            };
+            assert_eq!(received, vec![7; LONG], "{network:?}");
+            assert!(comm.try_probe(0).unwrap().is_none());
+        });
+    }
+}
+
+#[test]
+fn both_ranks_of_a_pair_send_first_and_their_messages_keep_their_order() {
+    for &network in Network::ALL {
+        worlds::run(network, 2, move |mut comm| {
+            let peer = 1 - comm.rank();
+            for _ in 0..10 {
+                let mut fork = comm.fork().unwrap();
+                for round in 0..3 {
+                    for number in 0..5_u32 {
+                        fork.send(&[round, number], peer).unwrap();
+                    }
+                    for number in 0..5 {
+                        let mut received = [99; 2];
+                        fork.recv(&mut received, peer).unwrap();
+                        assert_eq!(received, [round, number], "{network:?}");
+                    }
+                }
+            }
+        });
+    }
 }

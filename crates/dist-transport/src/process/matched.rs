@@ -36,6 +36,8 @@ pub(super) struct MatchedPeer {
     pub(super) arrivals_seen: u64,
     message: Inbound,
     state: MessageState,
+    /// `true` if the peer has left, and all its messages were received.
+    pub(super) has_left: bool,
     /// Bytes of the primary and the secondary link that were received with a header.
     read_ahead: [StagingBuffer; 2],
 }
@@ -82,6 +84,7 @@ impl MatchedPeer {
             arrivals_seen: 0,
             message: Inbound::any(),
             state: MessageState::Unread,
+            has_left: false,
             read_ahead: [READ_AHEAD_BYTES; 2].map(StagingBuffer::with_limit),
         }
     }
@@ -102,6 +105,9 @@ impl MatchedPeer {
     /// Reads the header of the next message. Returns `true` if it is known.
     fn read_header(&mut self, pair: Pair, links: &mut [Option<PeerLink>]) -> Result<bool, LinkError> {
         while matches!(self.state, MessageState::Unread) {
+            if self.has_left {
+                return Err(LinkError::Goodbye);
+            }
             let index = self.incoming(pair, links);
             let Some(link) = &mut links[index] else { return Ok(false) };
             let is_primary = index == pair.primary();
@@ -123,6 +129,7 @@ impl MatchedPeer {
                     self.secondary = Secondary::InUse;
                 }
                 Ok(Some(NextHeader::Moved)) => return Err(LinkError::Garbage),
+                Err(LinkError::Goodbye) => self.has_left = true,
                 Err(error) => return Err(error),
             }
         }
@@ -147,8 +154,10 @@ impl MatchedPeer {
         if !inbox.awaits(from) {
             return Ok(false);
         }
-        let (moved, is_complete) =
-            self.pull_message((pair, links), inbox, staging).map_err(receiving(from))?;
+        let (moved, is_complete) = match self.pull_message((pair, links), inbox, staging) {
+            Err(LinkError::Goodbye) if self.has_left && inbox.peer_left(from) => return Ok(true),
+            pulled => pulled.map_err(receiving(from))?,
+        };
         if is_complete {
             counts.record_received(from);
             traffic.count(None, Some(self.message.length()));
@@ -207,14 +216,14 @@ impl MatchedPeer {
         waits.push((activity, index));
     }
 
-    /// Handles that the peer has left without opening the secondary link. Returns `false` if no more messages can
-    /// arrive.
-    pub(super) fn has_no_secondary(&mut self, pair: Pair, links: &[Option<PeerLink>]) -> bool {
-        let may_be_on_primary = self.secondary == Secondary::Unknown && links[pair.primary()].is_some();
-        if may_be_on_primary {
+    /// Handles that the peer has left without opening the link that was awaited. Its messages, if any, are on the
+    /// primary link.
+    pub(super) fn record_left(&mut self, pair: Pair, links: &[Option<PeerLink>]) {
+        if self.secondary == Secondary::Unknown && links[pair.primary()].is_some() {
             self.secondary = Secondary::Retired;
+        } else {
+            self.has_left = true;
         }
-        may_be_on_primary
     }
 }
 

@@ -387,7 +387,9 @@ impl ProcessTransport {
     fn receive_own_matched(&mut self, inbox: &mut dyn Inbox) -> Result<(), PeerError> {
         let me = self.rank.index();
         while inbox.awaits(me) {
-            let (call, message) = self.own.pop_front().ok_or(LinkError::TimedOut).map_err(receiving(me))?;
+            let Some((call, message)) = self.own.pop_front() else {
+                return if inbox.peer_left(me) { Ok(()) } else { Err(receiving(me)(LinkError::TimedOut)) };
+            };
             let accepted = inbox.accept(me, &call, message.len());
             accepted.map_err(|refusal| receiving(me)(refused(refusal, call, message.len())))?;
             inbox.memory(me).copy_from_slice(&message);
@@ -492,7 +494,9 @@ impl ProcessTransport {
         loop {
             waits.clear();
             let moved = self.move_matched(&mut outbound, (&sources, &mut *inbox), &mut waits)?;
-            if waits.is_empty() {
+            let is_over =
+                waits.is_empty() || !moved && inbox.returns_at_once() && !self.take_arrivals(&waits)?;
+            if is_over && outbound.iter().all(|outbound| outbound.message.done()) {
                 waiting.long.end(&self.membership.session, self.channel, &self.calls);
                 return Ok(());
             }
@@ -515,7 +519,12 @@ impl ProcessTransport {
             let (link, needs_markers) = self.outgoing_link(send.to, due)?;
             if needs_markers {
                 for link in [self.pair(send.to).secondary(), link] {
-                    outbound.push(MatchedOutbound { link, parts: &[], message: Outbound::moved(), counts: false });
+                    outbound.push(MatchedOutbound {
+                        link,
+                        parts: &[],
+                        message: Outbound::moved(),
+                        counts: false,
+                    });
                 }
             }
             let message = Outbound::new(send.len(), call).single_copy_if(single_copy);
@@ -743,10 +752,10 @@ impl ProcessTransport {
                 }
                 None if has_left && self.links[link].is_none() => {
                     let pair = self.pair(peer);
-                    let mut matched = self.matched.get_mut(peer);
-                    if !matched.as_mut().is_some_and(|matched| matched.has_no_secondary(pair, &self.links)) {
+                    let Some(matched) = self.matched.get_mut(peer) else {
                         return Err(unconnected(peer)(LinkError::Goodbye));
-                    }
+                    };
+                    matched.record_left(pair, &self.links);
                     came = true;
                 }
                 None => {}

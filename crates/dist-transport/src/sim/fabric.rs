@@ -347,6 +347,11 @@ impl SimFabric {
         inbox.iter().find(|(_, queue)| !queue.messages.is_empty()).map(|(from, _)| *from)
     }
 
+    /// Chooses one of `count` messages that have arrived by this time. The seed determines the result.
+    pub(super) fn choose(&self, count: usize, now: Duration) -> usize {
+        if count == 1 { 0 } else { self.lock().random.choice(count, now) }
+    }
+
     /// Ends a registered wait.
     pub(super) fn stop_waiting(&self, end: ChannelEnd) {
         self.lock().member(end).waiting = None;

@@ -22,6 +22,12 @@ impl SplitMix64 {
         usize::try_from(self.next() % limit as u64).expect("a remainder is smaller than its divisor, a usize")
     }
 
+    /// Returns a number in `0..limit` for this moment, without a change of the generator.
+    pub(super) fn choice(&self, limit: usize, now: Duration) -> usize {
+        let nanos = u64::try_from(now.as_nanos() & u128::from(u64::MAX)).unwrap_or_default();
+        Self(mix(self.0 ^ nanos)).below(limit)
+    }
+
     /// Returns a random time from 0 to `limit`, inclusive, in whole nanoseconds. Draws no number if `limit` is 0.
     pub(super) fn up_to(&mut self, limit: Duration) -> Duration {
         match u64::try_from(limit.as_nanos()) {

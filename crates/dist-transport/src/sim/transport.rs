@@ -45,6 +45,9 @@ pub struct SimTransport {
     shm_group: Option<Box<SimShmGroup>>,
 }
 
+/// The time that a call takes which looks for messages and does not wait.
+const POLL: Duration = Duration::from_micros(1);
+
 impl SimTransport {
     pub(super) fn enter(
         world: Arc<World>,
@@ -198,7 +201,8 @@ impl SimTransport {
         Ok(())
     }
 
-    /// Receives the messages that an inbox awaits, in the order in which they arrive.
+    /// Receives the messages that an inbox awaits, in the order in which they arrive. If several have arrived, the seed
+    /// decides which comes first.
     fn receive_matched(&mut self, inbox: &mut dyn Inbox, deadline: Deadline) -> Result<()> {
         let mut awaited = inbox.sources().to_vec();
         loop {
@@ -207,7 +211,8 @@ impl SimTransport {
                 return Ok(());
             }
             self.runtime.interleave();
-            let peer = self.wait_for_any_message(&awaited, deadline)?;
+            let Some(peer) = self.wait_for_any_message(&awaited, inbox, deadline)? else { continue };
+            let Some(peer) = peer else { return Ok(()) };
             let message = self.fabric().take(self.own_end(), peer);
             let message = message.expect("only this transport takes what is sent to it");
             self.deliver_matched(peer, &message, inbox)?;
@@ -249,27 +254,54 @@ impl SimTransport {
         }
     }
 
-    /// Waits for a message of one of these peers, and returns the peer.
-    fn wait_for_any_message(&self, peers: &[usize], deadline: Deadline) -> Result<usize> {
+    /// Waits for a message of one of these peers, and returns the peer. Returns `Some(None)` if the inbox does not wait,
+    /// and `None` if it awaits other peers now, because one has left.
+    fn wait_for_any_message(
+        &self,
+        peers: &[usize],
+        inbox: &mut dyn Inbox,
+        deadline: Deadline,
+    ) -> Result<Option<Option<usize>>> {
         let on = match *peers {
             [peer] => WaitTarget::Message(peer),
             _ => WaitTarget::AnyMessage(peers[0]),
         };
         loop {
-            let mut next = None::<Duration>;
+            let (mut next, mut arrived, mut has_left) = (None::<Duration>, Vec::new(), false);
             for &peer in peers {
-                match self.look_for_message(peer, on)? {
+                match self.look(peer, on)? {
                     Found::Nothing { look_again } => next = next.into_iter().chain(look_again).min(),
-                    _ => {
-                        self.fabric().stop_waiting(self.own_end());
-                        return Ok(peer);
-                    }
+                    Found::Left if inbox.peer_left(peer) => has_left = true,
+                    Found::Left => return Err(self.closed(Activity::Receive, peer)),
+                    _ => arrived.push(peer),
                 }
+            }
+            if !arrived.is_empty() {
+                self.fabric().stop_waiting(self.own_end());
+                let now = self.world.clock.now();
+                return Ok(Some(Some(arrived[self.fabric().choose(arrived.len(), now)])));
+            }
+            if has_left {
+                self.fabric().stop_waiting(self.own_end());
+                return Ok(None);
+            }
+            if inbox.returns_at_once() {
+                self.fabric().stop_waiting(self.own_end());
+                self.pause_poll();
+                return Ok(Some(None));
             }
             if self.runtime.expired(deadline) {
                 return Err(self.timeout(Activity::Receive, peers[0], deadline));
             }
             self.park(deadline, next);
+        }
+    }
+
+    /// Waits for the time of one poll, so that virtual time passes in a loop that polls.
+    fn pause_poll(&self) {
+        let deadline = self.runtime.deadline(POLL);
+        while !self.runtime.expired(deadline) {
+            self.runtime.park(Some(deadline));
         }
     }
 
@@ -298,14 +330,21 @@ impl SimTransport {
     /// Looks for a message of a peer. If there is none, this thread is woken when `on` may have happened. The
     /// result contains the arrival time of a message in flight.
     fn look_for_message(&self, peer: usize, on: WaitTarget) -> Result<Found> {
+        match self.look(peer, on)? {
+            Found::Left => Err(self.closed(Activity::Receive, peer)),
+            found => Ok(found),
+        }
+    }
+
+    /// Looks for a message of a peer, which may have left.
+    fn look(&self, peer: usize, on: WaitTarget) -> Result<Found> {
         let (now, unparker) = (self.world.clock.now(), self.runtime.unparker());
         let from = (self.end(peer), on);
         match self.fabric().look(self.own_end(), from, self.calls.all(), now, unparker) {
             Found::Aborted(abort) => Err(Error::Aborted(abort)),
-            Found::Left => Err(self.closed(Activity::Receive, peer)),
             Found::CallMismatch(mismatch) => Err(self.never_meets(mismatch)),
             Found::OtherMembers(theirs) => Err(self.other_members(peer, theirs)),
-            found @ (Found::Message | Found::Nothing { .. }) => Ok(found),
+            found @ (Found::Message | Found::Left | Found::Nothing { .. }) => Ok(found),
         }
     }
 

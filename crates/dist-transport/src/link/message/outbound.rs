@@ -5,8 +5,8 @@ use std::io::IoSlice;
 use socket2::Socket;
 
 use super::{
-    COPIED_BYTES_MAX, HEADER_BYTES, LinkError, MAGIC, MOVED, PUBLISH_BYTES_MAX, SEND_BYTES_MAX, SINGLE_COPY_MAGIC,
-    encode,
+    COPIED_BYTES_MAX, HEADER_BYTES, LinkError, MAGIC, MOVED, PUBLISH_BYTES_MAX, SEND_BYTES_MAX,
+    SINGLE_COPY_MAGIC, encode,
 };
 use crate::Fingerprint;
 use crate::link::peer_link::PeerLink;
