@@ -25,6 +25,7 @@ const UNSAFE_ALLOWED: &[&str] = &[
     // Memory that processes have mapped together.
     "crates/dist-transport/src/shm_group.rs",
     "crates/dist-transport/src/host_memory/group_memory.rs",
+    "crates/dist-transport/src/host_memory/group_pool.rs",
     "crates/dist-transport/src/host_memory/heap.rs",
     "crates/dist-transport/src/host_memory/mapping.rs",
     "crates/dist-transport/src/host_memory/mapping_tests.rs",

@@ -92,6 +92,10 @@ fn new_session(
         heap: Arc::default(),
         #[cfg(all(feature = "shm", target_os = "linux"))]
         arenas: Mutex::default(),
+        #[cfg(all(feature = "shm", target_os = "linux"))]
+        pool: crate::host_memory::PoolHandle::default(),
+        #[cfg(all(feature = "shm", target_os = "linux"))]
+        proven: Mutex::default(),
         unshareable: Mutex::default(),
         abort_state: AbortState::new()?,
         arrivals: Arrivals::default(),

@@ -17,10 +17,14 @@ use crate::bootstrap::config::{CoordinatorHost, Medium};
 use crate::bootstrap::control::{Cores, Frame, Missing, PeerInfo, WaitReport};
 use crate::bootstrap::coordinator::Coordinator;
 use crate::bootstrap::dial::ANSWER_LIMIT;
+#[cfg(all(feature = "shm", target_os = "linux"))]
+use crate::bootstrap::dial::map_arena;
 use crate::bootstrap::probe::Probes;
 use crate::bootstrap::store::StoreCalls;
 use crate::cpu::tuning;
 use crate::host_memory::Heap;
+#[cfg(all(feature = "shm", target_os = "linux"))]
+use crate::host_memory::{GroupPool, POOL_MEMBERS_MAX, POOL_NUMBER, POOL_RANKS_MAX, PoolHandle, Process};
 use crate::link::message::LinkError;
 use crate::link::peer_link::PeerLink;
 use crate::link::socket;
@@ -39,6 +43,10 @@ const COMMIT_LIMIT_OF_HOST: Duration = Duration::from_secs(1);
 
 /// The time after which a wait is reported to the coordinator.
 pub(crate) const WAITING_LIMIT: Duration = Duration::from_millis(100);
+
+/// The longest wait for the pool of a host. A group whose members have no pool has a segment of its own.
+#[cfg(all(feature = "shm", target_os = "linux"))]
+const POOL_LIMIT: Duration = Duration::from_secs(1);
 
 /// The shared state of a process in a job. Dropping the last transport ends it.
 #[derive(Debug)]
@@ -65,6 +73,12 @@ pub(crate) struct Session {
     /// The arenas of other ranks that this process has mapped.
     #[cfg(all(feature = "shm", target_os = "linux"))]
     pub(crate) arenas: Mutex<HashMap<(usize, u32), Arc<crate::host_memory::Mapping>>>,
+    /// The memory of this host from which groups take theirs.
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    pub(crate) pool: PoolHandle,
+    /// The access that was found in both directions, between this rank and others of its host.
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    pub(crate) proven: Mutex<HashMap<usize, ProvenReach>>,
     pub(crate) abort_state: AbortState,
     pub(crate) arrivals: Arrivals,
     pub(crate) channels: Channels,
@@ -81,6 +95,15 @@ pub(crate) struct Session {
     pub(crate) closing: AtomicBool,
     /// Wakes the service thread.
     pub(crate) service_waker: Waker,
+}
+
+/// The access to ordinary memory that was found between this rank and another one.
+#[cfg(all(feature = "shm", target_os = "linux"))]
+#[derive(Debug, Clone)]
+pub(crate) struct ProvenReach {
+    pub(crate) reach: Reach,
+    /// The process of the other rank, if this process can write into its memory.
+    pub(crate) process: Option<Arc<Process>>,
 }
 
 /// Frames that wait to be sent. A call that waits long adds frames here and must not allocate.
@@ -285,6 +308,36 @@ impl Session {
         members.len() > 1
             && peer_infos()
                 .all(|peer_info| peer_info.shares() && peer_info.host == self.peer_infos[members[0]].host)
+    }
+
+    /// Returns the pool of this host, from which groups of these members take memory. It is mapped at the first call,
+    /// at most until this deadline. Returns `None` if these members use no pool.
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    pub(crate) fn group_pool(&self, members: &[usize], deadline: Deadline) -> Option<&Arc<GroupPool>> {
+        if !self.may_use_pool(members) {
+            return None;
+        }
+        let rank = self.rank.index();
+        self.pool.get_or_map(rank, || {
+            let here = self.peer_infos[rank].host;
+            let mut peer_infos = self.peer_infos.iter();
+            let first = peer_infos.position(|peer_info| peer_info.host == here && peer_info.shares())?;
+            if first == rank {
+                return self.heap.pool();
+            }
+            let deadline = deadline.earlier(self.runtime.deadline(POOL_LIMIT));
+            let mapped = map_arena(self, first, POOL_NUMBER, self.connection_wait(deadline));
+            let mapped = mapped.inspect_err(|reason| tracing::info!(?reason, "groups use no pool"));
+            mapped.ok().and_then(GroupPool::open).map(Arc::new)
+        })
+    }
+
+    /// Returns `true` if groups of these members may take memory from the pool of their host.
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    pub(crate) fn may_use_pool(&self, members: &[usize]) -> bool {
+        members.len() <= POOL_MEMBERS_MAX
+            && self.peer_infos.len() <= POOL_RANKS_MAX
+            && self.may_all_share(members)
     }
 
     /// Returns `true` if messages may be sent as single copies: the system then copies them faster than the

@@ -13,6 +13,7 @@
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use smallvec::SmallVec;
 use super::PAGE_BYTES;
 use super::futex;
 use super::generation::Generation;
+use super::group_pool::PoolLease;
 use super::mapping::{self, Mapping, Pages};
 use super::remote_region::RemoteRegion;
 use crate::cpu::CacheLine;
@@ -37,13 +39,18 @@ const _: () =
 
 /// Two cache lines, which processors fetch together.
 const PAIR_BYTES: usize = 128;
-const BLOCK_BYTES: usize = REGIONS_AT + CALLS_MAX * PAIR_BYTES;
+/// Bytes of a rank's words and flag lines.
+pub(super) const BLOCK_BYTES: usize = REGIONS_AT + CALLS_MAX * PAIR_BYTES;
+/// Bytes of the words of the whole group.
+pub(super) const HEAD_BYTES: usize = PAIR_BYTES;
 
 /// Words of a fingerprint.
 const CALL_WORDS: usize = Fingerprint::SIZE / size_of::<u64>();
 
-/// The offset of the external-load flag on the first page, behind the nonce.
-const EXTERNAL_LOAD_AT: usize = PAIR_BYTES;
+/// The offset of the words of the whole group on the first page of a segment, behind the nonce.
+const HEAD_AT: usize = PAIR_BYTES;
+/// The offset of the external-load flag in the words of the whole group.
+const EXTERNAL_LOAD_AT: usize = 0;
 /// The offset of the hash in a flag line, behind the signal count. The data follows the hash.
 const HASH_AT: usize = 8;
 const FLAG_DATA_AT: usize = 16;
@@ -58,17 +65,31 @@ const CALLS_AT: usize = LEFT_AT + PAIR_BYTES;
 const REGIONS_AT: usize = CALLS_AT + CALLS_MAX * PAIR_BYTES;
 /// The offset of the eager buffers in a rank's large part, behind its slots.
 const EAGER_AT: usize = 2 * SLOTS * SLOT_BYTES;
-const LARGE_BYTES: usize = EAGER_AT + CALLS_MAX * EAGER_BYTES;
+/// Bytes of a rank's slots and eager buffers.
+pub(super) const LARGE_BYTES: usize = EAGER_AT + CALLS_MAX * EAGER_BYTES;
 
 /// The memory of one group.
 #[derive(Debug)]
 pub(crate) struct GroupMemory {
-    mapping: Mapping,
+    mapping: Arc<Mapping>,
+    place: Place,
     ranks: usize,
-    slots_at: usize,
     /// `true` if the group has two ranks. Each then has its flag line where it has read the other's the last
     /// time, because a signal is seen sooner if the line is in the cache.
     is_of_two: bool,
+    /// Keeps the memory from being used again; `None` in a segment of the group's own. Dropped after every access.
+    _lease: Option<PoolLease>,
+}
+
+/// The offsets of a group's memory in its segment.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    /// The words of the whole group.
+    pub(super) head_at: usize,
+    /// The words and flag lines of each rank, [`BLOCK_BYTES`] apart.
+    pub(super) blocks_at: usize,
+    /// The slots and eager buffers of each rank, [`LARGE_BYTES`] apart.
+    pub(super) slots_at: usize,
 }
 
 impl GroupMemory {
@@ -77,7 +98,7 @@ impl GroupMemory {
         let (file, mapping) = Mapping::create(bytes(world_size), Pages::OnDemand)?;
         // SAFETY: nobody else has the memory yet.
         unsafe { mapping.copy_in(0, nonce) };
-        Ok((file, Self::new(mapping, world_size)))
+        Ok((file, Self::in_segment(mapping, world_size)))
     }
 
     /// Opens the memory that another rank has created. Returns `None` if its nonce is another one.
@@ -85,11 +106,34 @@ impl GroupMemory {
         let mapping = Mapping::open(file, bytes(world_size))?;
         // SAFETY: the nonce was written before the memory was given away, and never is afterwards.
         let found = mapping.filter(|mapping| unsafe { mapping.bytes(0, nonce.len()) } == nonce);
-        Ok(found.map(|mapping| Self::new(mapping, world_size)))
+        Ok(found.map(|mapping| Self::in_segment(mapping, world_size)))
     }
 
-    fn new(mapping: Mapping, world_size: usize) -> Self {
-        Self { mapping, ranks: world_size, slots_at: slots_at(world_size), is_of_two: world_size == 2 }
+    fn in_segment(mapping: Mapping, world_size: usize) -> Self {
+        let place = Place { head_at: HEAD_AT, blocks_at: PAGE_BYTES, slots_at: slots_at(world_size) };
+        Self::in_pool(Arc::new(mapping), place, world_size, None)
+    }
+
+    /// Returns the memory at these offsets of a pool.
+    pub(super) const fn in_pool(
+        mapping: Arc<Mapping>,
+        place: Place,
+        world_size: usize,
+        lease: Option<PoolLease>,
+    ) -> Self {
+        Self { mapping, place, ranks: world_size, is_of_two: world_size == 2, _lease: lease }
+    }
+
+    /// Zeroes all words and flag lines, as in a new segment.
+    ///
+    /// # Safety
+    /// No other process uses this memory.
+    pub(super) unsafe fn reset(&self) {
+        let blocks = self.ranks * BLOCK_BYTES;
+        for (at, len) in [(self.place.head_at, HEAD_BYTES), (self.place.blocks_at, blocks)] {
+            // SAFETY: as the caller has promised.
+            unsafe { self.mapping.fill(at, len, &mut |bytes| bytes.fill(0)) };
+        }
     }
 
     /// Returns the signal count of a rank, over all calls.
@@ -130,7 +174,7 @@ impl GroupMemory {
     pub(crate) fn call(&self, rank: usize, generation: Generation) -> Fingerprint {
         // SAFETY: calls lie where nothing else does, and are reached here and in `set_call` only.
         Fingerprint(bytemuck::cast(unsafe {
-            self.mapping.load::<CALL_WORDS>(pair(rank, CALLS_AT, generation))
+            self.mapping.load::<CALL_WORDS>(self.pair(rank, CALLS_AT, generation))
         }))
     }
 
@@ -138,7 +182,7 @@ impl GroupMemory {
     pub(crate) fn set_call(&self, rank: usize, generation: Generation, call: &Fingerprint) {
         let words: [u64; CALL_WORDS] = bytemuck::cast(call.0);
         // SAFETY: as for `call`.
-        unsafe { self.mapping.store(pair(rank, CALLS_AT, generation), words) };
+        unsafe { self.mapping.store(self.pair(rank, CALLS_AT, generation), words) };
     }
 
     /// Returns the region that a rank has exposed. It is that of the current call if a signal of that call
@@ -146,12 +190,12 @@ impl GroupMemory {
     pub(crate) fn region(&self, rank: usize, generation: Generation) -> RemoteRegion {
         self.check(rank);
         // SAFETY: exposures lie where nothing else does, and are reached here and in `expose` only.
-        RemoteRegion::decode(unsafe { self.mapping.load(pair(rank, REGIONS_AT, generation)) })
+        RemoteRegion::decode(unsafe { self.mapping.load(self.pair(rank, REGIONS_AT, generation)) })
     }
 
     pub(crate) fn expose(&self, rank: usize, generation: Generation, region: RemoteRegion) {
         // SAFETY: as for `region`.
-        unsafe { self.mapping.store(pair(rank, REGIONS_AT, generation), region.encode()) };
+        unsafe { self.mapping.store(self.pair(rank, REGIONS_AT, generation), region.encode()) };
     }
 
     /// Sleeps until `awaited` signals or leaves, this rank is woken, or `limit` passes. Does not sleep if
@@ -212,32 +256,32 @@ impl GroupMemory {
 
     /// Returns the core that a rank was on when it last waited; 0 before that.
     fn core(&self, rank: usize) -> &AtomicU32 {
-        self.word(block(rank) + CORE_AT)
+        self.word(self.block(rank) + CORE_AT)
     }
 
     /// Returns the rank for which a rank sleeps, counted from 1; 0 if it is awake.
     #[inline]
     fn sleeping(&self, rank: usize) -> &AtomicU32 {
-        self.word(block(rank) + SLEEPING_AT)
+        self.word(self.block(rank) + SLEEPING_AT)
     }
 
     /// Returns the wake count of a rank, the futex word of its sleep.
     fn wake_count(&self, rank: usize) -> &AtomicU32 {
-        self.word(block(rank) + WAKE_COUNT_AT)
+        self.word(self.block(rank) + WAKE_COUNT_AT)
     }
 
     /// Records that a rank will not enter another call.
     pub(crate) fn leave(&self, rank: usize) {
-        self.word(block(rank) + LEFT_AT).store(1, Ordering::Release);
+        self.word(self.block(rank) + LEFT_AT).store(1, Ordering::Release);
     }
 
     pub(crate) fn has_left(&self, rank: usize) -> bool {
-        self.word(block(rank) + LEFT_AT).load(Ordering::Acquire) != 0
+        self.word(self.block(rank) + LEFT_AT).load(Ordering::Acquire) != 0
     }
 
     /// Records that a call has failed for a rank. The record is visible before any later write of the rank.
     pub(crate) fn fail(&self, rank: usize) {
-        self.word(block(rank) + FAILED_AT).store(1, Ordering::Relaxed);
+        self.word(self.block(rank) + FAILED_AT).store(1, Ordering::Relaxed);
         // Pairs with the fence in `has_failed`: a rank that reads later writes also reads this flag.
         fence(Ordering::Release);
     }
@@ -246,7 +290,7 @@ impl GroupMemory {
     /// written.
     pub(crate) fn has_failed(&self, rank: usize) -> bool {
         fence(Ordering::Acquire);
-        self.word(block(rank) + FAILED_AT).load(Ordering::Relaxed) != 0
+        self.word(self.block(rank) + FAILED_AT).load(Ordering::Relaxed) != 0
     }
 
     /// Records that external load uses the ranks' cores.
@@ -260,12 +304,13 @@ impl GroupMemory {
     }
 
     fn external_load(&self) -> &AtomicU32 {
-        self.word(EXTERNAL_LOAD_AT)
+        self.word(self.place.head_at + EXTERNAL_LOAD_AT)
     }
 
-    /// Returns the number of a rank's process, as the creator of this memory sees it.
+    /// Returns the number of a rank's process, as the creator of this memory sees it, or in a pool as the rank itself
+    /// does.
     pub(crate) fn process(&self, rank: usize) -> &AtomicU32 {
-        self.word(block(rank) + PROCESS_AT)
+        self.word(self.block(rank) + PROCESS_AT)
     }
 
     #[inline]
@@ -373,15 +418,23 @@ impl GroupMemory {
         };
         let places: SmallVec<[usize; CHANGED_MAX]> = there.iter().map(at).collect::<Result<_, _>>()?;
         // SAFETY: as the caller has promised, and it is one mapping.
-        unsafe { mapping::change(places.into_iter().map(|at| (&self.mapping, at)), len, change) };
+        unsafe { mapping::change(places.into_iter().map(|at| (&*self.mapping, at)), len, change) };
         Ok(())
+    }
+
+    const fn block(&self, rank: usize) -> usize {
+        self.place.blocks_at + rank * BLOCK_BYTES
+    }
+
+    const fn pair(&self, rank: usize, at: usize, generation: Generation) -> usize {
+        self.block(rank) + at + generation.index() * PAIR_BYTES
     }
 
     /// Returns the offset of a rank's flag line in a call.
     #[inline]
     fn flag_line(&self, rank: usize, generation: Generation) -> usize {
         let owner = if self.is_of_two && generation.uses_peer_block() { 1 - rank } else { rank };
-        pair(owner, 0, generation)
+        self.pair(owner, 0, generation)
     }
 
     /// Panics if the rank is outside the group.
@@ -402,11 +455,11 @@ impl GroupMemory {
             MemoryArea::FlagLine => (self.flag_line(rank, generation) + FLAG_DATA_AT, FLAG_DATA_BYTES),
             MemoryArea::Slot(slot) if slot < SLOTS => {
                 let number = generation.parity() * SLOTS + slot;
-                (self.slots_at + rank * LARGE_BYTES + number * SLOT_BYTES, SLOT_BYTES)
+                (self.place.slots_at + rank * LARGE_BYTES + number * SLOT_BYTES, SLOT_BYTES)
             }
             MemoryArea::EagerBuffer => {
                 let start = EAGER_AT + generation.index() * EAGER_BYTES;
-                (self.slots_at + rank * LARGE_BYTES + start, EAGER_BYTES)
+                (self.place.slots_at + rank * LARGE_BYTES + start, EAGER_BYTES)
             }
             MemoryArea::Slot(_) | MemoryArea::Exposed => return None,
         };
@@ -442,18 +495,10 @@ impl Core {
     }
 }
 
-const fn block(rank: usize) -> usize {
-    PAGE_BYTES + rank * BLOCK_BYTES
-}
-
-const fn pair(rank: usize, at: usize, generation: Generation) -> usize {
-    block(rank) + at + generation.index() * PAIR_BYTES
-}
-
 /// Half a page behind the beginning of a page, where no large vector begins. Copies between two buffers with
 /// nearly equal page offsets are [slow](crate::cpu::copy).
 const fn slots_at(world_size: usize) -> usize {
-    block(world_size).next_multiple_of(PAGE_BYTES) + PAGE_BYTES / 2
+    (PAGE_BYTES + world_size * BLOCK_BYTES).next_multiple_of(PAGE_BYTES) + PAGE_BYTES / 2
 }
 
 const fn bytes(world_size: usize) -> usize {

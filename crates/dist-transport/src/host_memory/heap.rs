@@ -12,11 +12,12 @@ use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::fs::FallocateFlags;
 
 use super::address_colouring::HASHED_BYTES;
+use super::group_pool::{GroupPool, POOL_BYTES, POOL_NUMBER};
 use super::mapping::{Mapping, Pages, Region};
 use super::ranges::Ranges;
 use crate::Allocation;
@@ -32,7 +33,11 @@ const UNIT_BYTES: usize = 4096;
 
 /// This process's part of the heap.
 #[derive(Debug, Default)]
-pub(crate) struct Heap(Mutex<Vec<Arena>>);
+pub(crate) struct Heap {
+    arenas: Mutex<Vec<Arena>>,
+    /// The pool of this host, if this process has created it; `None` inside if the system has no memory for it.
+    pool: OnceLock<Option<(Arc<OwnedFd>, Arc<GroupPool>)>>,
+}
 
 #[derive(Debug)]
 struct Arena {
@@ -137,13 +142,30 @@ impl Heap {
         }
     }
 
-    /// Returns the descriptor by which another process maps an arena, and the arena's size.
+    /// Returns the pool of this host, which is created at the first call.
+    pub(crate) fn pool(&self) -> Option<Arc<GroupPool>> {
+        self.pool_with_file().map(|(_, pool)| pool.clone())
+    }
+
+    fn pool_with_file(&self) -> Option<&(Arc<OwnedFd>, Arc<GroupPool>)> {
+        let made = self.pool.get_or_init(|| {
+            let made = GroupPool::create()
+                .inspect_err(|error| tracing::info!(%error, "no memory for a pool of groups"));
+            made.ok().map(|(file, pool)| (Arc::new(file), Arc::new(pool)))
+        });
+        made.as_ref()
+    }
+
+    /// Returns the descriptor by which another process maps an arena, or the pool of this host, and its size.
     pub(crate) fn file(&self, arena: u32) -> Option<(Arc<OwnedFd>, usize)> {
+        if arena == POOL_NUMBER {
+            return self.pool_with_file().map(|(file, _)| (file.clone(), POOL_BYTES));
+        }
         self.arenas().get(arena as usize).map(|arena| (arena.file.clone(), arena.len))
     }
 
     fn arenas(&self) -> MutexGuard<'_, Vec<Arena>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.arenas.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

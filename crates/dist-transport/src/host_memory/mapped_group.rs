@@ -9,9 +9,10 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::bookkeeping::CallHistory;
+use crate::bootstrap::channels::ForkPath;
 use crate::bootstrap::control::{Missing, WaitReport};
 use crate::bootstrap::failure::{ErrorContext, PeerError};
-use crate::bootstrap::session::{LongWait, Membership, WAITING_LIMIT, lock, number};
+use crate::bootstrap::session::{LongWait, Membership, ProvenReach, WAITING_LIMIT, lock, number};
 use crate::bootstrap::{auth, dial};
 use crate::cpu::CacheLine;
 use crate::cpu::copy_policy::{CopyPolicy, LONG_BYTES};
@@ -46,6 +47,8 @@ pub(crate) struct MappedGroup {
     calls: CallHistory,
     /// The message counts of the transport, for the same reports.
     counts: Arc<MessageCounts>,
+    /// The forks that made the channel, by which other ranks are asked about it.
+    origin: Option<ForkPath>,
     wait_policy: WaitPolicy,
     /// `true` if this rank waits for the other ranks in each call, even if it could run ahead. Running ahead
     /// saves switches between ranks on one core. With a core per rank, cache lines move faster between ranks
@@ -133,7 +136,7 @@ impl MappedGroup {
     pub(crate) fn new(
         memory: GroupMemory,
         membership: &Arc<Membership>,
-        (channel, calls, counts): (ChannelId, CallHistory, Arc<MessageCounts>),
+        (channel, origin, calls, counts): (ChannelId, Option<ForkPath>, CallHistory, Arc<MessageCounts>),
         rank: Rank,
         members: Vec<usize>,
     ) -> Self {
@@ -148,6 +151,7 @@ impl MappedGroup {
             rank,
             calls,
             counts,
+            origin,
             wait_policy: WaitPolicy::new(session.has_core_per_rank()),
             is_lockstep: session.has_core_per_rank(),
             uses_short_slices: false,
@@ -393,7 +397,7 @@ impl MappedGroup {
             if let Some(seen) = signal.look(&self.memory, looks) {
                 break seen;
             }
-            if let Some(seen) = self.look_at_end(signal)? {
+            if let Some(seen) = self.look_at_end(signal, &long)? {
                 break seen;
             }
             now = session.runtime.now();
@@ -434,15 +438,37 @@ impl MappedGroup {
             messages: self.counts.sent(signal.peer),
             signals: self.signals(),
         };
-        long.report_if_due(session, self.channel, &self.calls, wait);
+        let is_reported = long.report_if_due(session, self.channel, &self.calls, wait);
+        if is_reported && self.peers[signal.peer].seen == 0 {
+            // The rank may have made another group at this point, or none.
+            session.ask(self.members[signal.peer], self.origin);
+        }
+    }
+
+    /// Returns an error if a rank that has never signalled is known to be in another group.
+    #[cold]
+    fn check_members(&self, peer: usize) -> Result<(), LinkError> {
+        let (session, member) = (&self.membership.session, self.members[peer]);
+        let theirs = session.channels.other_members(self.channel, member);
+        theirs.map_or(Ok(()), |theirs| Err(LinkError::OtherMembers(theirs)))
+    }
+
+    /// Returns `true` if a rank has left this memory, or the channel before it used this memory.
+    fn has_left(&self, peer: usize, long: &LongWait) -> bool {
+        let may_ask = long.is_reported() && self.peers[peer].seen == 0;
+        self.memory.has_left(peer)
+            || may_ask && self.membership.session.has_left(self.channel, self.members[peer])
     }
 
     /// Returns an error if the job is aborted, or if the peer has left without giving the signal.
-    fn look_at_end(&self, signal: AwaitedSignal) -> Result<Option<u64>, LinkError> {
+    fn look_at_end(&self, signal: AwaitedSignal, long: &LongWait) -> Result<Option<u64>, LinkError> {
         if let Some(abort) = self.membership.session.abort_state.get() {
             return Err(LinkError::Aborted(abort));
         }
-        if !self.memory.has_left(signal.peer) {
+        if long.is_reported() && self.peers[signal.peer].seen == 0 {
+            self.check_members(signal.peer)?;
+        }
+        if !self.has_left(signal.peer, long) {
             return Ok(None);
         }
         // The rank may have signalled before it left.
@@ -597,11 +623,48 @@ impl MappedGroup {
         Ok(mapping)
     }
 
+    /// Agrees with the other ranks on the access to each other's memory, at most `limit`, which may differ between
+    /// ranks. They probe it only if a pair of them has never done so.
+    pub(crate) fn agree_reach(&mut self, limit: Reach, due: &LazyDeadline<'_>) -> Result<Reach> {
+        let proven = self.proven_reach();
+        let [limit, proven] = self.least([limit, proven], due)?;
+        if proven < limit {
+            return self.probe(limit, due);
+        }
+        let session = &self.membership.session;
+        for (peer, &member) in self.peers.iter_mut().zip(&self.members) {
+            peer.process = lock(&session.proven).get(&member).and_then(|proven| proven.process.clone());
+        }
+        self.reach = limit;
+        self.traffic = Traffic::default();
+        Ok(limit)
+    }
+
+    /// Returns the access that was found before, between this rank and all others of the group.
+    fn proven_reach(&self) -> Reach {
+        let proven = lock(&self.membership.session.proven);
+        let reach = |peer| proven.get(&self.members[peer]).map_or(Reach::Slots, |proven| proven.reach);
+        self.others().map(reach).min().unwrap_or(Reach::Slots)
+    }
+
+    /// Records the access that was found, for other groups of these ranks.
+    fn record_proven(&self) {
+        let mut proven = lock(&self.membership.session.proven);
+        for peer in self.others() {
+            let (reach, process) = (self.reach, self.peers[peer].process.clone());
+            let known = proven.get(&self.members[peer]).map_or(Reach::Slots, |known| known.reach);
+            if reach > known {
+                proven.insert(self.members[peer], ProvenReach { reach, process });
+            }
+        }
+    }
+
     /// Agrees with the other ranks on the access to each other's memory, at most `limit`.
     pub(crate) fn probe(&mut self, limit: Reach, due: &LazyDeadline<'_>) -> Result<Reach> {
         if limit > Reach::Slots {
             let found = self.try_reach(limit, due)?;
-            self.reach = self.least(found, due)?;
+            [self.reach] = self.least([found], due)?;
+            self.record_proven();
             // Probing does not count as traffic.
             self.traffic = Traffic::default();
         }
@@ -675,25 +738,27 @@ impl MappedGroup {
         reached.is_ok()
     }
 
-    /// Returns the least reach that any rank has found.
-    fn least(&mut self, found: Reach, due: &LazyDeadline<'_>) -> Result<Reach> {
+    /// Returns the least of any rank for each of these values.
+    fn least<const N: usize>(&mut self, own: [Reach; N], due: &LazyDeadline<'_>) -> Result<[Reach; N]> {
         const ALL: [Reach; 3] = [Reach::Slots, Reach::Read, Reach::Write];
-        let mut least = found;
-        let entry = CallEntry { rank: self.rank, plan_digest: 0, signals: 1, slots: SlotUse::Unused };
+        let mut least = own;
+        let entry = CallEntry { rank: self.rank, plan_digest: N as u64, signals: 1, slots: SlotUse::Unused };
         // SAFETY: all ranks do these steps: each writes its own line before its signal, and reads others' after theirs.
         unsafe { self.enter(entry, ExposedRegion::Nothing, due) }?;
         // SAFETY: as above.
-        unsafe { self.publish(MemoryArea::FlagLine, 0, &[found as u8]) };
+        unsafe { self.publish(MemoryArea::FlagLine, 0, &own.map(|reach| reach as u8)) };
         // SAFETY: as above.
         unsafe { self.signal() };
+        self.wake_waiters();
         for peer in self.others() {
             self.wait(peer, 1, due)?;
-            let mut theirs = [0];
+            let mut theirs = [0; N];
             // SAFETY: as above; the rank has signalled.
             unsafe { self.read(peer, MemoryArea::FlagLine, 0, &mut theirs) }?;
-            least = least.min(ALL.get(usize::from(theirs[0])).copied().unwrap_or(Reach::Slots));
+            for (least, theirs) in least.iter_mut().zip(theirs) {
+                *least = (*least).min(ALL.get(usize::from(theirs)).copied().unwrap_or(Reach::Slots));
+            }
         }
-        self.wake_waiters();
         Ok(least)
     }
 }

@@ -10,6 +10,7 @@
 #![allow(unsafe_code, reason = "mapped memory cannot be reached otherwise")]
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::slice;
@@ -19,7 +20,7 @@ use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 use smallvec::SmallVec;
 
@@ -246,6 +247,21 @@ impl Mapping {
             // The bytes that others read would change, or nothing is mapped there any more.
             tracing::error!(%error, "memory that others read cannot be kept for them after a failed call");
             std::process::abort();
+        }
+    }
+
+    /// Returns whole pages among these bytes to the system. They read as zeros from then on.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes the bytes meanwhile, in this process or another.
+    pub(crate) unsafe fn return_pages(&self, range: Range<usize>) {
+        let start = range.start.next_multiple_of(PAGE_BYTES);
+        let len = (range.end / PAGE_BYTES * PAGE_BYTES).saturating_sub(start);
+        let place = self.at(start, len).as_ptr().cast();
+        // SAFETY: the pages are part of this mapping, and the caller has promised that nobody uses them.
+        let returned = unsafe { rustix::mm::madvise(place, len, Advice::LinuxRemove) };
+        if let Err(error) = returned {
+            tracing::debug!(%error, "free memory of groups is kept");
         }
     }
 

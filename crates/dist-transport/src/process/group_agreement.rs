@@ -1,4 +1,5 @@
-//! The agreement of a group on shared memory: all ranks share it, or none does.
+//! The agreement of a group on shared memory by messages: all ranks share it, or none does. A group uses it if it gets
+//! no memory from the pool of its host (`host_memory/group_pool.rs`), as the first group of a job.
 //!
 //! The first rank of the group creates the memory. It passes the descriptor to the others over the Unix
 //! sockets of their links, so only authenticated processes get it. All other data goes in ordinary messages

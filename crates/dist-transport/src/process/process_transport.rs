@@ -35,11 +35,14 @@ use crate::{
 use super::matched::{MatchedPeer, Pair, Secondary, refused};
 
 #[cfg(all(feature = "shm", target_os = "linux"))]
+use std::sync::atomic::Ordering;
+
+#[cfg(all(feature = "shm", target_os = "linux"))]
 use super::group_agreement::GroupAgreement;
 #[cfg(all(feature = "shm", target_os = "linux"))]
 use crate::Allocation;
 #[cfg(all(feature = "shm", target_os = "linux"))]
-use crate::host_memory::MappedGroup;
+use crate::host_memory::{GroupMemory, MappedGroup, PoolEntry, PoolLease};
 #[cfg(all(feature = "shm", target_os = "linux"))]
 use crate::link::shm::ShmLink;
 #[cfg(all(feature = "shm", target_os = "linux"))]
@@ -75,6 +78,9 @@ pub struct ProcessTransport {
     /// is `None` if they share no memory.
     #[cfg(all(feature = "shm", target_os = "linux"))]
     shm_group: Option<Option<Box<MappedGroup>>>,
+    /// This rank's place in the pool of its host, if the group agrees by messages.
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    pool_lease: Option<PoolLease>,
 }
 
 impl ProcessTransport {
@@ -117,6 +123,8 @@ impl ProcessTransport {
             traffic: Traffic::default(),
             #[cfg(all(feature = "shm", target_os = "linux"))]
             shm_group: None,
+            #[cfg(all(feature = "shm", target_os = "linux"))]
+            pool_lease: None,
             membership,
         }
     }
@@ -212,19 +220,74 @@ impl ProcessTransport {
         if !self.session().may_all_share(&self.members) {
             return Ok(None);
         }
-        let (rank, reach) = (self.rank, self.session().reach);
-        let agreement = GroupAgreement { world_size: rank.world_size(), reach, transport: self, due };
-        let agreed = agreement.reach_by(rank.index());
         let channel = self.channel.get();
-        let Some((memory, reach)) = agreed.map_err(|peer_error| self.fail(peer_error, due))? else {
-            tracing::info!(channel, "not all ranks of the group share memory");
-            return Ok(None);
+        let from_pool = self.enter_pool(due)?;
+        let (mut shm_group, reach) = match from_pool {
+            Some(memory) => {
+                memory.process(self.rank.index()).store(std::process::id(), Ordering::Relaxed);
+                (self.map_group(memory), None)
+            }
+            None => {
+                let (rank, reach) = (self.rank, self.session().reach);
+                let agreement = GroupAgreement { world_size: rank.world_size(), reach, transport: self, due };
+                let agreed = agreement.reach_by(rank.index());
+                let agreed = agreed.map_err(|peer_error| self.fail(peer_error, due))?;
+                let Some((memory, reach)) = agreed else {
+                    tracing::info!(channel, "not all ranks of the group share memory");
+                    return Ok(None);
+                };
+                (self.map_group(memory), Some(reach))
+            }
         };
-        let (members, reports) = (self.members.clone(), (self.channel, self.calls, self.counts.clone()));
-        let mut shm_group = MappedGroup::new(memory, &self.membership, reports, rank, members);
-        let reach = shm_group.probe(reach, due)?;
+        let reach = match reach {
+            Some(reach) => shm_group.probe(reach, due)?,
+            None => shm_group.agree_reach(self.session().reach, due)?,
+        };
         tracing::info!(channel, members = ?self.members, ?reach, "the ranks of the group share memory");
         Ok(Some(shm_group))
+    }
+
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    fn map_group(&self, memory: GroupMemory) -> MappedGroup {
+        let reports = (self.channel, self.origin, self.calls, self.counts.clone());
+        MappedGroup::new(memory, &self.membership, reports, self.rank, self.members.clone())
+    }
+
+    /// Takes the memory of this group from the pool of the host. Returns `None` if the group agrees on a segment by
+    /// messages.
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    fn enter_pool(&mut self, due: &LazyDeadline<'_>) -> Result<Option<GroupMemory>> {
+        let membership = self.membership.clone();
+        let session = &*membership.session;
+        let Some(pool) = session.group_pool(&self.members, due.deadline()) else { return Ok(None) };
+        loop {
+            match pool.enter(self.channel, self.rank, &self.members) {
+                Some(PoolEntry::Memory(memory)) => return Ok(Some(memory)),
+                Some(PoolEntry::Messages(lease)) => {
+                    self.pool_lease = Some(lease);
+                    return Ok(None);
+                }
+                // A rank that holds the lock was stopped, or has ended: then the job will be aborted.
+                None => self.check_alive()?,
+            }
+            if session.runtime.expired(due.deadline()) {
+                let peer = self.rank.right().index();
+                return Err(self.fail(unconnected(peer)(LinkError::TimedOut), due));
+            }
+        }
+    }
+
+    /// Leaves the memory of a group that this rank has not used, so that other ranks know it.
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    fn leave_pool(&self) {
+        let session = self.session();
+        if self.shm_group.is_none()
+            && session.may_use_pool(&self.members)
+            && !session.abort_state.is_reached()
+            && let Some(pool) = session.pool.get()
+        {
+            pool.leave_unused(self.channel, self.rank);
+        }
     }
 
     /// Returns the link to a peer if it is a shared-memory link.
@@ -1060,6 +1123,8 @@ impl Drop for ProcessTransport {
         if std::thread::panicking() {
             self.session().give_up(Cause::Panicked, self.call());
         }
+        #[cfg(all(feature = "shm", target_os = "linux"))]
+        self.leave_pool();
         self.session().channels.leave(self.channel, self.origin.as_ref());
         self.session().forget_announced(self.channel);
         let unasked = self.session().arrivals.forget(self.channel);
