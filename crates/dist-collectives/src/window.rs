@@ -1,7 +1,7 @@
 //! Memory that all ranks of a group may read in each other's processes.
 
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 
 use crate::engine::{WindowBuffer, copy};
 use crate::{Buffer, Call, Communicator, Element, Error, Failed, Result};
@@ -88,18 +88,68 @@ impl<T: Element> Window<T> {
     /// If there is no such rank, if its buffer is too short, or if it has dropped its window.
     #[doc(alias = "MPI_Get")]
     pub fn read(&mut self, rank: usize, start: usize, into: &mut [T]) -> Result<()> {
+        let range = self.range(rank, start, into.len())?;
         let Self { comm, open, call } = self;
-        let (len, world_size) = (open.len(), comm.world_size());
-        if rank >= world_size {
-            return Err(Error::RankOutOfRange { rank, world_size });
-        }
-        let end = start.checked_add(into.len()).filter(|&end| end <= len);
-        let end = end.ok_or(Error::OutsideWindow { start, elements: into.len(), len })?;
         if rank == comm.rank() {
-            copy(&open[start..end], into);
+            copy(&open[range], into);
             return Ok(());
         }
         comm.call(|engine, options| engine.read_window((call, open), (rank, start), into, &options.due))
+    }
+
+    /// Calls `look` with `elements` elements of a rank's buffer, from element `start` on, and returns its result. Memory
+    /// that the rank has [allocated](Communicator::alloc) is read in place; other memory is copied first. No rank can
+    /// change the elements while its window is open.
+    ///
+    /// ```
+    /// # use dist_collectives::Communicator;
+    /// # use dist_transport::sim;
+    /// # let outcome = sim::Network::new(2).with_shared_memory().run(|transport| {
+    /// # let mut comm = Communicator::new(transport);
+    /// let mut part = comm.alloc::<u32>(1000).unwrap();
+    /// part.fill(comm.rank() as u32);
+    /// let mut window = comm.open(part).unwrap();
+    /// let sum: u32 = window.view(1, 0, 1000, |there| there.iter().sum()).unwrap();
+    /// assert_eq!(sum, 1000);
+    /// # window.close().unwrap();
+    /// # });
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`read`](Self::read). If the rank drops its window meanwhile, `look` was called with the old elements.
+    #[doc(alias = "MPI_Win_shared_query")]
+    pub fn view<R>(
+        &mut self,
+        rank: usize,
+        start: usize,
+        elements: usize,
+        look: impl FnOnce(&[T]) -> R,
+    ) -> Result<R> {
+        let range = self.range(rank, start, elements)?;
+        let Self { comm, open, call } = self;
+        if rank == comm.rank() {
+            return Ok(look(&open[range]));
+        }
+        let (mut look, mut result) = (Some(look), None);
+        let mut look_once = |elements: &[T]| {
+            if let Some(look) = look.take() {
+                result = Some(look(elements));
+            }
+        };
+        comm.call(|engine, options| {
+            engine.view_window((call, open), (rank, range), &mut look_once, &options.due)
+        })?;
+        Ok(result.expect("a view that succeeds calls the function"))
+    }
+
+    /// Returns the range of these elements, if the rank's buffer has them.
+    fn range(&self, rank: usize, start: usize, elements: usize) -> Result<Range<usize>> {
+        let (len, world_size) = (self.open.len(), self.comm.world_size());
+        if rank >= world_size {
+            return Err(Error::RankOutOfRange { rank, world_size });
+        }
+        let end = start.checked_add(elements).filter(|&end| end <= len);
+        Ok(start..end.ok_or(Error::OutsideWindow { start, elements, len })?)
     }
 
     /// Waits until all ranks have closed their windows, and returns the communicator and the buffer.

@@ -435,6 +435,38 @@ impl<T: Element> WindowBuffer<T> {
         Ok(())
     }
 
+    /// Calls `look` once with a range of another rank's buffer. Memory that is mapped here is not copied.
+    ///
+    /// # Errors
+    /// As for [`read`](Self::read). `look` may have been called before.
+    pub(super) fn view(
+        &self,
+        shm_group: &mut dyn ShmGroup,
+        (peer, range): (usize, Range<usize>),
+        look: &mut dyn FnMut(&[T]),
+    ) -> Result<(), Option<TransportError>> {
+        self.shared.as_ref().filter(|open| open.call == shm_group.call()).ok_or(None)?;
+        let [start, end] = [range.start, range.end].map(|place| place * size_of::<T>());
+        let (mut gathered, mut is_whole) = (Vec::new(), false);
+        // Pieces are aligned and hold whole elements, because the exposed memory begins with an element.
+        let mut piece = |_, bytes: &[u8]| {
+            is_whole = bytes.len() == end - start;
+            if is_whole {
+                look(bytemuck::cast_slice(bytes));
+            } else {
+                gathered.extend_from_slice(bytemuck::cast_slice(bytes));
+            }
+        };
+        // SAFETY: as for `read`. The peer changes no byte of its buffer before this rank's second signal, and none that
+        // is mapped here after it has dropped its window.
+        unsafe { shm_group.view(peer, MemoryArea::Exposed, start..end, &mut piece) }?;
+        if !is_whole {
+            look(&gathered);
+        }
+        shm_group.wake_waiters();
+        Ok(())
+    }
+
     /// Waits until no rank reads any more. After an error, drop this window.
     ///
     /// # Errors

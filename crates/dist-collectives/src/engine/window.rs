@@ -3,6 +3,8 @@
 //! A window is one call on the shared memory in which each rank signals twice: when its memory may be read, and when
 //! it no longer reads. The caller decides how long the window stays open.
 
+use std::ops::Range;
+
 use dist_algos::direct::{DirectCollective, Ownership};
 use dist_transport::shm_group::Reach;
 use dist_transport::{Cause, Chain, LazyDeadline};
@@ -73,6 +75,21 @@ impl Engine {
     ) -> Result<()> {
         match self.transport.shm_group(due) {
             Ok(Some(shm_group)) => open.read(shm_group, from, into).map_err(|error| of_window(call, error)),
+            Ok(None) => Err(Error::Sharing),
+            Err(source) => Err(Error::in_call(*call, source)),
+        }
+    }
+
+    /// Calls `look` once with a range of another rank's buffer. `there` is the rank and the range.
+    pub(crate) fn view_window<T: Element>(
+        &mut self,
+        (call, open): (&Call, &WindowBuffer<T>),
+        there: (usize, Range<usize>),
+        look: &mut dyn FnMut(&[T]),
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        match self.transport.shm_group(due) {
+            Ok(Some(shm_group)) => open.view(shm_group, there, look).map_err(|error| of_window(call, error)),
             Ok(None) => Err(Error::Sharing),
             Err(source) => Err(Error::in_call(*call, source)),
         }

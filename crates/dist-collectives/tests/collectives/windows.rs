@@ -43,7 +43,9 @@ fn every_rank_reads_the_memory_of_every_rank(
                     let mut read = vec![0; end - start];
                     window.read(peer, start, &mut read).unwrap();
                     let there = (start..end).map(|place| value(round, peer, place));
-                    assert!(read.into_iter().eq(there), "{start}..{end} of rank {peer} in round {round}");
+                    assert!(read.iter().copied().eq(there), "{start}..{end} of rank {peer} in round {round}");
+                    let is_same = window.view(peer, start, end - start, |seen| seen == read).unwrap();
+                    assert!(is_same, "{start}..{end} of rank {peer} in round {round}");
                 }
             }
             assert!(window.iter().enumerate().all(|(place, &own)| own == value(round, rank, place)));
@@ -81,6 +83,28 @@ fn no_rank_gets_its_buffer_back_before_all_have_read_it(#[values(false, true)] a
             let (_comm, mut own) = window.close().unwrap();
             fill(&mut own, 2, rank);
             other.barrier().unwrap();
+        });
+    }
+}
+
+#[test]
+fn ordinary_memory_is_viewed_as_allocated_memory_is() {
+    // More than one system call copies.
+    const LEN: usize = 100_001;
+    for &network in Network::SHARING {
+        run(network, 2, |mut comm| {
+            let rank = comm.rank();
+            let mut own = Buffer::from(vec![0; LEN]);
+            if !comm.can_open(&own).unwrap() {
+                return;
+            }
+            fill(&mut own, 1, rank);
+            let mut window = comm.open(own).unwrap();
+            let there = |place| value(1, 1 - rank, place);
+            let is_same =
+                window.view(1 - rank, 1, LEN - 1, |seen| seen.iter().copied().eq((1..LEN).map(there)));
+            assert!(is_same.unwrap());
+            window.close().unwrap();
         });
     }
 }
@@ -134,6 +158,8 @@ fn reads_outside_of_a_window_are_refused_and_the_window_stays_open() {
             assert!(matches!(error, Error::RankOutOfRange { rank: 2, world_size: 2 }), "{error}");
             for (start, elements) in [(10, 1), (9, 2), (usize::MAX, 1)] {
                 let error = window.read(1, start, &mut vec![0; elements]).unwrap_err();
+                assert!(matches!(error, Error::OutsideWindow { len: 10, .. }), "{error}");
+                let error = window.view(1, start, elements, |_| ()).unwrap_err();
                 assert!(matches!(error, Error::OutsideWindow { len: 10, .. }), "{error}");
             }
             window.read(1, 0, &mut [0; 10]).unwrap();
