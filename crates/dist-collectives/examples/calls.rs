@@ -1,7 +1,8 @@
 //! Runs one collective many times, to count instructions or to profile.
 //!
 //! `distctl run -n 2 -- target/release/examples/calls all_reduce 8 100000` prints microseconds per call on rank 0.
-//! For `start_all_reduce` it also prints the time until the operation was started.
+//! For `start_all_reduce` it also prints the time until the operation was started. For `poll_all_reduce` that is the time
+//! from the start to the end of an operation that no thread waits for, while the worker sleeps before each start.
 #![allow(clippy::print_stdout, reason = "it is a program")]
 
 use std::cell::Cell;
@@ -34,6 +35,17 @@ fn main() -> Result<(), Box<dyn Error>> {
             part = pending.wait()?.into_vec();
             Ok(())
         }
+        "poll_all_reduce" => {
+            comm.runtime().sleep(Duration::from_millis(1));
+            let before = comm.runtime().now();
+            let mut pending = comm.start_all_reduce(std::mem::take(&mut part), ReduceOp::Max);
+            while !pending.is_done() {
+                comm.runtime().yield_now();
+            }
+            handed_over.set(handed_over.get() + (comm.runtime().now() - before));
+            part = pending.wait()?.into_vec();
+            Ok(())
+        }
         other => panic!("no operation is called {other}"),
     };
     (0..WARM_UPS).try_for_each(|_| call(&mut comm))?;
@@ -45,7 +57,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         let each = |time: Duration| time.as_secs_f64() * 1e6 / f64::from(calls);
         println!("{operation} of {bytes} B: {:.3} us", each(spent));
         if !handed_over.get().is_zero() {
-            println!("handed over after {:.3} us", each(handed_over.get()));
+            let event = if operation.starts_with("poll") { "ended" } else { "handed over" };
+            println!("{event} after {:.3} us", each(handed_over.get()));
         }
     }
     Ok(())

@@ -153,14 +153,11 @@ impl fmt::Display for Operation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Call {
-    /// The number of the communicator's channel. A started operation uses another channel, but has the number of
-    /// the communicator that it was started on.
+    /// The number of the communicator's channel.
     pub channel: u64,
     /// The sequence number, which increases with each collective of this communicator; 0 for messages, which are
     /// not counted. Errors show the [number among the user's calls](Self::user_number).
     pub sequence: u64,
-    /// `true` if the operation was started and does not block.
-    pub started: bool,
     /// The operation.
     pub operation: Operation,
     /// The type of the elements, if it moves any.
@@ -183,8 +180,6 @@ pub struct Call {
     pub algorithm: Option<Algorithm>,
     /// The order of the reduction, if there is one.
     pub order: Option<ReductionOrder>,
-    /// The number of the call within the started operation.
-    pub(crate) part: u8,
     /// The digest of the communicator's earlier calls. For an announced call, it is a digest of its kind.
     pub(crate) past: HistoryDigest,
     /// `true` if the ranks found out before this call which memory they share. Some ranks do so at the beginning of
@@ -203,7 +198,6 @@ impl Call {
         Self {
             channel,
             sequence,
-            started: false,
             operation: Operation::Announced,
             element: None,
             count: u64::from_le_bytes(word(&name, 0)),
@@ -212,7 +206,6 @@ impl Call {
             root: None,
             algorithm: None,
             order: None,
-            part: 0,
             past: HistoryDigest::from_bytes(u64::from(kind).to_le_bytes()),
             after_agreement: false,
         }
@@ -239,7 +232,7 @@ impl Call {
         is_of_user.then(|| self.user_calls_before() + 1)
     }
 
-    /// Returns the number of collectives that the user has called or started before it on this communicator.
+    /// Returns the number of collectives that the user has made before it on this communicator.
     pub(crate) fn user_calls_before(&self) -> u64 {
         match self.operation {
             Operation::Announced => self.sequence,
@@ -274,19 +267,16 @@ impl Call {
         fn named<T: fmt::Display>(value: Option<T>) -> String {
             value.map_or_else(|| "none".to_owned(), |value| value.to_string())
         }
-        let calls = [self, other].map(|call| (call.operation, call.started));
-        if calls.iter().any(|(operation, _)| *operation == Operation::Announced) {
+        let calls = [self.operation, other.operation];
+        if calls.contains(&Operation::Announced) {
             return None;
         }
-        let call = |(operation, started): (Operation, bool)| {
-            format!("{}{operation}", if started { "started " } else { "" })
-        };
         let elements = |count: u64| format!("{count} {}", if count == 1 { "element" } else { "elements" });
         // The digest contains the name of the operation.
         let custom = differ(self.sizes, other.sizes, |digest| format!("custom operation {digest:016x}"))
             .filter(|_| self.op == Some(ReduceKind::Custom));
         let fields = [
-            ("calls", differ(calls[0], calls[1], call), ""),
+            ("calls", differ(calls[0], calls[1], |operation| operation.to_string()), ""),
             ("types", differ(self.element, other.element, named), "type"),
             ("tags", differ(self.tag(), other.tag(), named), "tag"),
             ("lengths", differ(self.count, other.count, elements), "length"),
@@ -304,9 +294,9 @@ impl Call {
     /// Encodes the call as bytes.
     ///
     /// The first eight bytes are the call's number, little-endian. It is 0 for messages. For announced calls it is
-    /// the sequence number plus 1 plus 2⁶³. Otherwise it is the sequence number plus 1, times 256, plus the number
-    /// of the call within a started operation. The next eight bytes are the channel. The highest bit of the last
-    /// byte says if the ranks know their shared memory; its other bits encode the algorithm.
+    /// the sequence number plus 1 plus 2⁶³. Otherwise it is the sequence number plus 1. The next eight bytes are the
+    /// channel. The highest bit of the last byte says if the ranks know their shared memory; its other bits encode the
+    /// algorithm.
     ///
     /// The count and the sender of a message are left out, so all messages of a type and a tag have the same encoding. A
     /// message contains no digest of earlier calls, because the other ranks do not know of it.
@@ -334,7 +324,7 @@ impl Call {
         bytes[32..40].copy_from_slice(&sizes.to_le_bytes());
         let root = root.map_or(0, |root| root.checked_add(1).expect("a world has fewer than 2^32 - 1 ranks"));
         bytes[40..44].copy_from_slice(&root.to_le_bytes());
-        bytes[44] = code(&Operation::ALL, Some(self.operation)) | (u8::from(self.started) << 7);
+        bytes[44] = code(&Operation::ALL, Some(self.operation));
         bytes[45] = code_of_element(self.element) | (code(&ReduceKind::ALL, self.op) << 4);
         bytes[46] = code(&ReductionOrder::ALL, self.order) | (VERSION << 2);
         bytes[ALGORITHM] = code_of_algorithm(table, self.algorithm) | (u8::from(self.after_agreement) << 7);
@@ -357,7 +347,7 @@ impl Call {
 
     /// Returns the call without its number and its history.
     pub(crate) fn without_history(&self) -> Self {
-        Self { sequence: 0, part: 0, past: HistoryDigest::default(), ..*self }
+        Self { sequence: 0, past: HistoryDigest::default(), ..*self }
     }
 
     /// Returns the call's number as the fingerprint encodes it; 0 for messages.
@@ -366,7 +356,7 @@ impl Call {
         match self.operation {
             Operation::Message => 0,
             Operation::Announced => self.sequence.wrapping_add(1) | ANNOUNCED,
-            _ => (self.sequence.wrapping_add(1) << 8) | self.part as u64,
+            _ => self.sequence.wrapping_add(1),
         }
     }
 
@@ -377,7 +367,7 @@ impl Call {
         if bytes[46] >> 2 != VERSION {
             return None;
         }
-        let operation = decoded(&Operation::ALL, bytes[44] & 0x7f)??;
+        let operation = decoded(&Operation::ALL, bytes[44])??;
         let algorithm = match bytes[ALGORITHM] & 0x7f {
             0 => None,
             code => Some(operation.algorithms().nth(usize::from(code) - 1)?),
@@ -386,15 +376,14 @@ impl Call {
         let number = u64::from_le_bytes(word(bytes, 0));
         let sizes = u64::from_le_bytes(word(bytes, 32));
         let sizes = if operation == Operation::Message { sizes & u64::from(u32::MAX) } else { sizes };
-        let (sequence, part) = match operation {
-            Operation::Message => (0, 0),
-            Operation::Announced => ((number & !ANNOUNCED).wrapping_sub(1), 0),
-            _ => ((number >> 8).wrapping_sub(1), number.to_le_bytes()[0]),
+        let sequence = match operation {
+            Operation::Message => 0,
+            Operation::Announced => (number & !ANNOUNCED).wrapping_sub(1),
+            _ => number.wrapping_sub(1),
         };
         let call = Self {
             channel: u64::from_le_bytes(word(bytes, 8)),
             sequence,
-            started: bytes[44] >> 7 == 1,
             operation,
             element,
             count,
@@ -403,7 +392,6 @@ impl Call {
             root: u32::from_le_bytes(word(bytes, 40)).checked_sub(1),
             algorithm,
             order: decoded(&ReductionOrder::ALL, bytes[46] & 3)?,
-            part,
             past: HistoryDigest::from_bytes(word(bytes, PAST.start)),
             after_agreement: bytes[ALGORITHM] >> 7 == 1,
         };
@@ -418,7 +406,7 @@ impl fmt::Display for Call {
         if let Some(name) = self.announced_name() {
             return write!(f, "{name} (call {})", self.user_calls_before() + 1);
         }
-        write!(f, "{}{}", if self.started { "started " } else { "" }, self.operation)?;
+        write!(f, "{}", self.operation)?;
         let is_message = self.operation == Operation::Message;
         if let Some(number) = self.user_number() {
             write!(f, " (call {number})")?;
@@ -463,7 +451,7 @@ impl fmt::Display for Call {
 const ANNOUNCED: u64 = 1 << 63;
 
 /// The byte that marks every fingerprint of this version.
-const VERSION: u8 = 6;
+const VERSION: u8 = 7;
 
 /// The position of the history digest.
 const PAST: Range<usize> = 16..24;
@@ -539,7 +527,6 @@ mod tests {
     const SUM: Call = Call {
         channel: 0,
         sequence: 17,
-        started: false,
         operation: Operation::AllReduce,
         element: Some(ElementType::Known(DType::F32)),
         count: 1000,
@@ -548,7 +535,6 @@ mod tests {
         root: None,
         algorithm: Some(Algorithm::Messages(&halving_doubling::ALL_REDUCE)),
         order: Some(ReductionOrder::Canonical),
-        part: 0,
         past: NOTHING,
         after_agreement: false,
     };
@@ -570,8 +556,6 @@ mod tests {
         assert_eq!(Call::decode(&announced.encode()), Some(announced));
         let reduce = Call { operation: Operation::Reduce, root: Some(2), algorithm: None, ..SUM };
         assert_eq!(reduce.to_string(), "reduce (call 18) of 1000 f32 (sum, to rank 2, canonical)");
-        let started = Call { started: true, ..reduce };
-        assert_eq!(started.to_string(), "started reduce (call 18) of 1000 f32 (sum, to rank 2, canonical)");
     }
 
     #[test]
@@ -586,7 +570,6 @@ mod tests {
             (Call { root: Some(2), ..SUM }, format!("roots differ: rank 1 has 2, this rank has none; {same} root")),
             (Call { order: Some(ReductionOrder::Any), ..SUM }, format!("orders differ: rank 1 has any, this rank has canonical; {same} order of reduction")),
             (Call { algorithm: Some(Algorithm::Messages(&ring::ALL_REDUCE)), ..SUM }, format!("algorithms differ: rank 1 has ring, this rank has halving_doubling; {same} algorithm and DIST_CROSSOVERS")),
-            (Call { started: true, ..SUM }, "calls differ: rank 1 has started all_reduce, this rank has all_reduce; all ranks must make the same calls in the same order".to_owned()),
             (Call { operation: Operation::Barrier, element: None, count: 0, ..SUM }, "calls differ: rank 1 has barrier, this rank has all_reduce; all ranks must make the same calls in the same order".to_owned()),
         ];
         for (other, expected) in cases {
@@ -643,8 +626,6 @@ mod tests {
             Call { root: Some(0), ..SUM },
             Call { algorithm: Some(Algorithm::Messages(&ring::ALL_REDUCE)), ..SUM },
             Call { order: Some(ReductionOrder::Any), ..SUM },
-            Call { started: true, ..SUM },
-            Call { part: 1, ..SUM },
             Call { past: SOMETHING, ..SUM },
             Call { after_agreement: true, ..SUM },
         ];
@@ -656,8 +637,7 @@ mod tests {
 
     #[test]
     fn the_number_of_a_collective_comes_first_and_a_message_has_none() {
-        assert_eq!(SUM.encode().0[..8], (18_u64 * 256).to_le_bytes());
-        assert_eq!(Call { part: 3, ..SUM }.encode().0[..8], (18_u64 * 256 + 3).to_le_bytes());
+        assert_eq!(SUM.encode().0[..8], 18_u64.to_le_bytes());
         let message = Call { operation: Operation::Message, algorithm: None, ..SUM };
         assert_eq!(message.encode().0[..8], [0; 8]);
     }
@@ -684,7 +664,7 @@ mod tests {
             op in prop::option::of(prop::sample::select(&ReduceKind::ALL)),
             order in prop::option::of(prop::sample::select(&ReductionOrder::ALL)),
             algorithm in 0_usize..9,
-            (started, part, past, after_agreement) in any::<(bool, u8, [u8; 8], bool)>(),
+            (past, after_agreement) in any::<([u8; 8], bool)>(),
         ) {
             let algorithm = operation.algorithms().nth(algorithm);
             let is_other = matches!(element, Some(ElementType::Other { .. }));
@@ -692,13 +672,12 @@ mod tests {
             let sizes = if operation == Operation::Message { sizes >> 32 } else { sizes };
             let (sequence, past) = (sequence >> 9, HistoryDigest::from_bytes(past));
             let call = Call {
-                channel, sequence, started, operation, element, count, sizes, op, root, algorithm, order, part, past,
-                after_agreement,
+                channel, sequence, operation, element, count, sizes, op, root, algorithm, order, past, after_agreement,
             };
             let told = match operation {
-                Operation::Message => Call { sequence: 0, part: 0, count: 0, root: None, past: NOTHING, ..call },
+                Operation::Message => Call { sequence: 0, count: 0, root: None, past: NOTHING, ..call },
                 Operation::Announced => {
-                    Call { sequence: (sequence.wrapping_add(1) & !ANNOUNCED).wrapping_sub(1), part: 0, ..call }
+                    Call { sequence: (sequence.wrapping_add(1) & !ANNOUNCED).wrapping_sub(1), ..call }
                 }
                 _ => call,
             };

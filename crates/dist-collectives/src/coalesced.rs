@@ -2,9 +2,8 @@
 
 use bytemuck::Pod;
 
-use crate::history::StartedOperation;
 use crate::pending::Pending;
-use crate::{Buffer, Communicator, Element, Operation, ReduceOp, Result};
+use crate::{Buffer, Communicator, Element, ReduceOp, Result};
 
 /// # Many buffers as one operation
 ///
@@ -63,9 +62,7 @@ impl Communicator {
         buffers: Vec<Buffer<T>>,
         op: ReduceOp,
     ) -> Pending<Vec<Buffer<T>>> {
-        let lengths = buffers.iter().map(|buffer| buffer.len() as u64);
-        let started = StartedOperation::of::<T>(Operation::AllReduce, 0).with_sizes(lengths).reduced_by(op);
-        self.start(started, buffers, move |engine, buffers, options| {
+        self.start(buffers, move |engine, buffers, options| {
             engine
                 .coalesced(buffers, options, |engine, packed, options| engine.all_reduce(packed, op, options))
         })
@@ -79,9 +76,7 @@ impl Communicator {
         buffers: Vec<Buffer<T>>,
         root: usize,
     ) -> Pending<Vec<Buffer<T>>> {
-        let lengths = buffers.iter().map(|buffer| buffer.len() as u64);
-        let started = StartedOperation::of::<T>(Operation::Broadcast, 0).with_sizes(lengths).with_root(root);
-        self.start(started, buffers, move |engine, buffers, options| {
+        self.start(buffers, move |engine, buffers, options| {
             engine.coalesced(buffers, options, |engine, packed, options| {
                 engine.broadcast(packed, root, options)
             })

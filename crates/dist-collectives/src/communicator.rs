@@ -4,23 +4,25 @@ use std::collections::HashMap;
 use std::fmt;
 use std::mem;
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytemuck::Pod;
-use dist_algos::{ALGORITHMS, Algorithm, AlgorithmTable, CostModel, Hosts};
+use dist_algos::{ALGORITHMS, Algorithm, AlgorithmTable, CostModel, Hosts, Placement};
 #[cfg(feature = "tcp")]
 use dist_transport::process::{Config, Medium, ProcessTransport};
+use dist_transport::runtime::Deadline;
 use dist_transport::{
-    Cause, Chain, ChannelId, Error as TransportError, ErrorSource, Runtime, Store, Traffic, Transport,
+    Cause, Chain, ChannelId, Error as TransportError, ErrorSource, Rank, Runtime, Store, Traffic, Transport,
 };
 
-use crate::engine::{CallOptions, Engine, alloc};
+use crate::engine::{CallOptions, Engine, SharedMemory, alloc};
 use crate::history::History;
+use crate::operation_queue::{AbortHandle, OperationQueue, difference};
 use crate::settings::Settings;
 use crate::two_level::{HostLevels, SubgroupHosts};
-use crate::worker::Worker;
-use crate::{Buffer, Call, Error, Operation, ReductionOrder, Result};
+use crate::worker::{Worker, spins};
+use crate::{Buffer, Call, Error, Operation, Pending, ReductionOrder, Result};
 #[cfg(feature = "tcp")]
 use crate::{CostCache, crossovers_from_env};
 
@@ -55,6 +57,9 @@ use crate::{CostCache, crossovers_from_env};
 /// Every call has one deadline: it begins with the call and lasts as long as the
 /// [timeout](Communicator::set_timeout). After an error other than a refused argument, the whole job is aborted.
 ///
+/// Calls and [started](Communicator::start_all_reduce) collectives are executed in the order in which the program makes
+/// them: a call first completes the collectives that were started before it.
+///
 /// Dropping a communicator waits for the operations that it has [started](Communicator::start_all_reduce), until
 /// their deadlines at most. If rank 0 hosts the coordinator, dropping its last communicator waits until all other
 /// ranks have left. Dropping a communicator during a panic aborts the job. A process that ends while it holds a
@@ -64,28 +69,47 @@ use crate::{CostCache, crossovers_from_env};
 #[doc(alias = "MPI_Comm")]
 #[doc(alias = "ncclComm_t")]
 pub struct Communicator {
-    /// The first field, so that started operations end before the group is left.
-    pub(crate) worker: WorkerState,
-    pub(crate) engine: Engine,
+    /// The started collectives, once there was one. They come first, so that they end before the group is left.
+    collectives: Option<Worker>,
+    started_messages: Option<Worker>,
+    /// The engine for collectives. `None` if it is in the queue of started ones.
+    engine: Option<Box<Engine>>,
+    /// The engine for messages, or the reason why there is none. Its transport also serves everything that is not a call,
+    /// because it is always here.
+    messages: Result<Box<Engine>, ErrorSource<TransportError>>,
+    /// The transports that started operations need, once there was one.
+    started: Option<StartedTransports>,
+    pub(crate) group: GroupInfo,
     pub(crate) settings: Settings,
     pub(crate) runtime: Runtime,
+    /// The hosts of the ranks, if two-level algorithms are enabled.
+    pub(crate) levels: Option<Arc<HostLevels>>,
     /// The number of announced calls.
     announced: u64,
     /// The number of groups that were created with each tag and list of members.
     local_groups: HashMap<(u32, Vec<usize>), u32>,
 }
 
-/// The state of the worker, which executes the operations that do not block.
-pub(crate) enum WorkerState {
-    /// No operation was started yet. The worker will use this transport. It was forked together with the
-    /// communicator, so its channel does not depend on when the first operation is started.
-    Idle(Box<dyn Transport>),
-    Running(Worker),
-    /// The fork of the transport failed. It is not tried again: a rank that forks alone would use other channels than
-    /// its peers.
-    Unavailable(ErrorSource<TransportError>),
-    /// A temporary value while the worker is started.
-    Starting,
+/// The transports that started operations need besides the engine's. They are forked together, so that their channels do
+/// not depend on what is started first.
+struct StartedTransports {
+    /// A transport of this rank alone, through which handles abort the job. It is dropped with the communicator, even if
+    /// handles live longer.
+    alone: Arc<Mutex<Box<dyn Transport>>>,
+    /// The transport for started messages, until the first one.
+    messages: Option<Box<dyn Transport>>,
+}
+
+/// The properties of a group, which do not depend on the place of the engine.
+pub(crate) struct GroupInfo {
+    pub(crate) rank: Rank,
+    members: Vec<usize>,
+    channel: ChannelId,
+    hosts: Vec<u64>,
+    pub(crate) algorithms: AlgorithmTable<'static>,
+    pub(crate) placement: Placement,
+    pub(crate) is_on_one_host: bool,
+    pub(crate) shared_memory: SharedMemory,
 }
 
 impl Communicator {
@@ -165,8 +189,8 @@ impl Communicator {
 
     /// Creates a communicator of the ranks of this group, with the settings that a child inherits.
     fn child(&self, transport: Box<dyn Transport>) -> Self {
-        let (settings, history) = (self.settings.of_child(), self.engine.history().of_child());
-        Self::with_settings(transport, self.engine.algorithms(), settings, history)
+        let history = self.engine.as_ref().map_or(History::NEW, |engine| engine.history().of_child());
+        Self::with_settings(transport, self.group.algorithms, self.settings.of_child(), history)
     }
 
     fn with_settings(
@@ -176,20 +200,114 @@ impl Communicator {
         history: History,
     ) -> Self {
         let all: Vec<usize> = (0..transport.rank().world_size()).collect();
-        let worker = match transport.fork(&all) {
-            Ok(forked) => WorkerState::Idle(forked.expect(OF_ALL)),
-            Err(error) => WorkerState::Unavailable(error.into()),
-        };
+        let forked = transport.fork(&all);
         let (runtime, channel) = (transport.runtime().clone(), transport.channel());
+        let (members, hosts) = (transport.members().to_vec(), transport.hosts());
+        let of_messages = |forked: Option<_>| Engine::of_messages(forked.expect(OF_ALL), channel, table);
+        let messages = forked.map(|forked| Box::new(of_messages(forked))).map_err(ErrorSource::from);
         let engine = Engine::new(transport, channel, history, table);
-        Self { engine, settings, runtime, worker, announced: 0, local_groups: HashMap::new() }
+        let group = GroupInfo {
+            rank: engine.rank(),
+            members,
+            channel,
+            hosts,
+            algorithms: table,
+            placement: engine.placement(),
+            is_on_one_host: engine.is_on_one_host(),
+            shared_memory: engine.known_shared_memory(),
+        };
+        Self {
+            collectives: None,
+            started_messages: None,
+            engine: Some(Box::new(engine)),
+            messages,
+            started: None,
+            group,
+            settings,
+            runtime,
+            levels: None,
+            announced: 0,
+            local_groups: HashMap::new(),
+        }
     }
 
-    /// Runs an operation of the engine with the options of a call that begins now.
+    /// Runs an operation of the engine with the options of a call that begins now. Started collectives end first.
     #[inline(always)]
-    pub(crate) fn call<R>(&mut self, operation: impl FnOnce(&mut Engine, CallOptions<'_>) -> R) -> R {
-        let options = CallOptions::new(&self.settings, &self.runtime);
-        operation(&mut self.engine, options)
+    pub(crate) fn call<R>(
+        &mut self,
+        operation: impl FnOnce(&mut Engine, CallOptions<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let begun = if self.engine.is_some() { None } else { self.take_engine()? };
+        let mut options = CallOptions::new(&self.settings, &self.runtime);
+        if let Some(deadline) = begun {
+            options.due = deadline.into();
+        }
+        let Some(engine) = &mut self.engine else { unreachable!("{TAKEN}") };
+        operation(engine, options)
+    }
+
+    /// Returns the engine after all started collectives have ended.
+    pub(crate) fn engine(&mut self) -> Result<&mut Engine> {
+        if self.engine.is_none() {
+            self.take_engine()?;
+        }
+        Ok(self.engine.as_mut().expect(TAKEN))
+    }
+
+    /// Moves the engine back from the queue after it has executed the started collectives. Returns the deadline of the
+    /// call that needs it, if the call has had to wait.
+    #[cold]
+    fn take_engine(&mut self) -> Result<Option<Deadline>> {
+        let queue = &self.collectives.as_ref().expect("an engine is in the communicator or in a queue").queue;
+        match queue.take_engine(self.settings.timeout) {
+            Ok((engine, deadline)) => {
+                self.engine = Some(engine);
+                Ok(deadline)
+            }
+            Err(error) => {
+                self.transport().abort(Cause::gave_up(&error));
+                Err(error)
+            }
+        }
+    }
+
+    /// Changes the engine's state for the calls that follow.
+    pub(crate) fn change_engine(&mut self, change: impl FnOnce(&mut Engine) + Send + 'static) {
+        match (&mut self.engine, &self.collectives) {
+            (Some(engine), _) => change(engine),
+            (None, Some(worker)) => worker.queue.change_engine(change),
+            (None, None) => unreachable!("an engine is in the communicator or in a queue"),
+        }
+    }
+
+    /// Sends or receives messages with the options of a call that begins now. Started collectives go on.
+    #[inline(always)]
+    pub(crate) fn call_messages<R>(
+        &mut self,
+        operation: impl FnOnce(&mut Engine, CallOptions<'_>) -> Result<R>,
+    ) -> Result<R> {
+        match &mut self.messages {
+            Ok(engine) => operation(engine, CallOptions::new(&self.settings, &self.runtime)),
+            Err(source) => {
+                let error = Error::NoMessages(source.clone());
+                self.abort(Chain(&error));
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns a transport of the group that is not in a collective.
+    fn transport(&mut self) -> &mut dyn Transport {
+        match (&mut self.messages, &mut self.engine) {
+            (Ok(messages), _) => &mut *messages.transport,
+            (Err(_), Some(engine)) => &mut *engine.transport,
+            (Err(_), None) => unreachable!("nothing is started without a second transport"),
+        }
+    }
+
+    fn set_levels(&mut self, levels: Option<Arc<HostLevels>>) {
+        self.levels.clone_from(&levels);
+        self.change_engine(|engine| engine.set_levels(levels));
     }
 
     /// Returns this rank's number in the group.
@@ -197,7 +315,7 @@ impl Communicator {
     #[doc(alias = "MPI_Comm_rank")]
     #[doc(alias = "ncclCommUserRank")]
     pub fn rank(&self) -> usize {
-        self.engine.rank().index()
+        self.group.rank.index()
     }
 
     /// Returns the number of ranks in the group.
@@ -205,26 +323,26 @@ impl Communicator {
     #[doc(alias = "MPI_Comm_size")]
     #[doc(alias = "ncclCommCount")]
     pub fn world_size(&self) -> usize {
-        self.engine.rank().world_size()
+        self.group.rank.world_size()
     }
 
     /// Returns the world ranks of the group's members, in the group's order. Errors name ranks by these numbers.
     #[doc(alias = "get_process_group_ranks")]
     #[doc(alias = "MPI_Group_translate_ranks")]
     pub fn members_in_world(&self) -> &[usize] {
-        self.engine.transport.members()
+        &self.group.members
     }
 
     /// Returns the channel of the group. No two groups of a job have the same channel.
     pub fn channel(&self) -> ChannelId {
-        self.engine.transport.channel()
+        self.group.channel
     }
 
     /// Returns one number for each rank of the group; ranks with equal numbers share a machine. The result is the
     /// same on every rank.
     #[doc(alias = "MPI_Get_processor_name")]
     pub fn hosts(&self) -> Vec<u64> {
-        self.engine.transport.hosts()
+        self.group.hosts.clone()
     }
 
     /// Enables two-level algorithms: sets the host of each rank and the cost of messages inside a host.
@@ -256,7 +374,7 @@ impl Communicator {
         if hosts.count() == 1 {
             self.settings.model = inside;
         }
-        self.engine.set_levels(Some(Arc::new(HostLevels::new(hosts, inside))));
+        self.set_levels(Some(Arc::new(HostLevels::new(hosts, inside))));
         Ok(())
     }
 
@@ -267,16 +385,21 @@ impl Communicator {
 
     /// Returns the traffic of this communicator's blocking operations so far.
     pub fn traffic(&self) -> Traffic {
-        self.engine.traffic()
+        let of_messages = self.messages.as_ref().map_or(Traffic::default(), |engine| engine.traffic());
+        let of_collectives = match (&self.engine, &self.collectives) {
+            (Some(engine), None) => engine.traffic(),
+            (Some(engine), Some(worker)) => difference(engine.traffic(), worker.queue.traffic()),
+            (None, Some(worker)) => worker.queue.traffic_of_calls(),
+            (None, None) => unreachable!("an engine is in the communicator or in a queue"),
+        };
+        of_collectives + of_messages
     }
 
     /// Returns the traffic of the [started](Self::start_all_reduce) operations of this communicator that have
     /// ended.
     pub fn traffic_of_started(&self) -> Traffic {
-        match &self.worker {
-            WorkerState::Running(worker) => worker.traffic(),
-            WorkerState::Idle(_) | WorkerState::Unavailable(_) | WorkerState::Starting => Traffic::default(),
-        }
+        let workers = self.collectives.iter().chain(&self.started_messages);
+        workers.fold(Traffic::default(), |sum, worker| sum + worker.queue.traffic())
     }
 
     /// Returns how long a call may last.
@@ -363,7 +486,8 @@ impl Communicator {
         Scoped { communicator: self, before: SavedSetting::Algorithm(operation, before) }
     }
 
-    /// Creates another communicator of the same ranks, for another thread. Nothing is communicated. Every rank of the
+    /// Creates another communicator of the same ranks, for another thread. Started collectives end first. Apart from them,
+    /// nothing is communicated. Every rank of the
     /// group must make the same forks and subgroups at the same positions among its calls. If a rank does not, the
     /// next collective call of this communicator or of its forks fails with an
     /// [`Error::Mismatch`](crate::Error::Mismatch).
@@ -374,9 +498,9 @@ impl Communicator {
     #[doc(alias = "ncclCommDup")]
     pub fn fork(&mut self) -> Result<Self> {
         let all: Vec<usize> = (0..self.world_size()).collect();
-        let transport = self.engine.fork(&all)?.expect(OF_ALL);
+        let transport = self.engine()?.fork(&all)?.expect(OF_ALL);
         let mut forked = self.child(transport);
-        forked.engine.set_levels(self.engine.levels().cloned());
+        forked.set_levels(self.levels.clone());
         Ok(forked)
     }
 
@@ -398,7 +522,7 @@ impl Communicator {
     #[doc(alias = "new_group")]
     #[doc(alias = "MPI_Comm_create_group")]
     pub fn subgroup(&mut self, members: &[usize]) -> Result<Option<Self>> {
-        let Some(transport) = self.engine.fork(members)? else { return Ok(None) };
+        let Some(transport) = self.engine()?.fork(members)? else { return Ok(None) };
         let group = self.child(transport);
         Ok(Some(self.with_topology_of(group, members)))
     }
@@ -435,48 +559,114 @@ impl Communicator {
         let key = (tag, members.to_vec());
         let count = self.local_groups.get(&key).copied().unwrap_or(0);
         let number = u64::from(tag) << 32 | u64::from(count);
-        let forked = self.engine.transport.fork_local(members, number);
+        let forked = self.transport().fork_local(members, number);
         let transport = forked.map_err(|source| Error::Members(source.into()))?;
         self.local_groups.insert(key, count + 1);
         let settings = self.settings.of_child();
-        let group = Self::with_settings(transport, self.engine.algorithms(), settings, History::NEW);
+        let group = Self::with_settings(transport, self.group.algorithms, settings, History::NEW);
         Ok(self.with_topology_of(group, members))
     }
 
     /// Sets the part of this communicator's topology that belongs to a group of these members.
     fn with_topology_of(&self, mut group: Self, members: &[usize]) -> Self {
-        match self.engine.levels().map(|levels| levels.of(members)) {
-            Some(SubgroupHosts::Hosts(levels)) => group.engine.set_levels(Some(Arc::new(levels))),
+        match self.levels.as_ref().map(|levels| levels.of(members)) {
+            Some(SubgroupHosts::Hosts(levels)) => group.set_levels(Some(Arc::new(levels))),
             Some(SubgroupHosts::OneHost { inside }) => group.settings.model = inside,
             None => {}
         }
         group
     }
 
-    /// Returns the worker and starts it if necessary. If that fails, the job is aborted, because peers would wait
-    /// for this rank.
-    pub(crate) fn worker(&mut self) -> Result<&mut Worker> {
-        let (channel, algorithms) = (self.channel(), self.engine.algorithms());
-        let (worker, failed) = match mem::replace(&mut self.worker, WorkerState::Starting) {
-            WorkerState::Idle(transport) => match Worker::new(transport, channel, algorithms) {
-                Ok(worker) => (WorkerState::Running(worker), None),
-                Err((transport, error)) => (WorkerState::Idle(transport), Some(error)),
-            },
-            WorkerState::Unavailable(source) => {
-                let error = Error::NoWorker(source.clone());
-                (WorkerState::Unavailable(source), Some(error))
-            }
-            worker => (worker, None),
-        };
-        self.worker = worker;
-        match (failed, &mut self.worker) {
-            (None, WorkerState::Running(worker)) => Ok(worker),
-            (Some(error), _) => {
-                self.engine.transport.abort(Cause::gave_up(Chain(&error)));
-                Err(error)
-            }
-            (None, _) => unreachable!("a worker that does not run has failed to start"),
+    /// Passes a collective to the queue of started ones, with its memory and the options of a call that begins now.
+    pub(crate) fn start<B: Send + 'static>(
+        &mut self,
+        buffer: B,
+        operation: impl FnOnce(&mut Engine, &mut B, &CallOptions<'_>) -> Result<()> + Send + 'static,
+    ) -> Pending<B> {
+        if self.collectives.is_none()
+            && let Err(error) = self.start_worker()
+        {
+            return Pending::failed(buffer, error);
         }
+        let engine = self.engine.take();
+        self.start_in(self.collectives.as_ref(), engine, buffer, operation)
+    }
+
+    /// Passes messages to the queue of started ones, like [`start`](Self::start).
+    pub(crate) fn start_messages<B: Send + 'static>(
+        &mut self,
+        buffer: B,
+        operation: impl FnOnce(&mut Engine, &mut B, &CallOptions<'_>) -> Result<()> + Send + 'static,
+    ) -> Pending<B> {
+        let mut engine = None;
+        if self.started_messages.is_none() {
+            match self.start_message_worker() {
+                Ok(started) => engine = Some(started),
+                Err(error) => return Pending::failed(buffer, error),
+            }
+        }
+        self.start_in(self.started_messages.as_ref(), engine, buffer, operation)
+    }
+
+    fn start_in<B: Send + 'static>(
+        &self,
+        worker: Option<&Worker>,
+        engine: Option<Box<Engine>>,
+        buffer: B,
+        operation: impl FnOnce(&mut Engine, &mut B, &CallOptions<'_>) -> Result<()> + Send + 'static,
+    ) -> Pending<B> {
+        let (Some(worker), Some(transports)) = (worker, &self.started) else {
+            unreachable!("a worker runs, and its transports exist")
+        };
+        let settings = self.settings;
+        let deadline = self.runtime.deadline(settings.timeout);
+        let abort_handle = AbortHandle::new(&transports.alone);
+        worker.queue.start(engine, (buffer, deadline), abort_handle, move |engine, buffer| {
+            operation(engine, buffer, &CallOptions::until(&settings, deadline))
+        })
+    }
+
+    /// Starts the worker for collectives.
+    #[cold]
+    fn start_worker(&mut self) -> Result<()> {
+        self.collectives = Some(self.new_worker("worker")?);
+        Ok(())
+    }
+
+    /// Starts the worker for messages, and returns an engine for them.
+    #[cold]
+    fn start_message_worker(&mut self) -> Result<Box<Engine>> {
+        self.started_messages = Some(self.new_worker("messages")?);
+        let transport = self.started.as_mut().and_then(|started| started.messages.take());
+        let transport = transport.expect("only the first started message takes its transport");
+        Ok(Box::new(Engine::of_messages(transport, self.group.channel, self.group.algorithms)))
+    }
+
+    /// Starts a worker with an empty queue. If that fails, the job is aborted, because peers would wait for this rank.
+    fn new_worker(&mut self, name: &str) -> Result<Worker> {
+        let worker = self.fork_for_started().and_then(|()| {
+            let hosts = self.group.hosts.clone();
+            let spins = spins(&hosts, self.transport());
+            let queue = OperationQueue::new(self.runtime.clone(), spins);
+            Worker::new(queue, &format!("dist-{name}-{}", self.rank()), &self.runtime)
+        });
+        worker.inspect_err(|error| self.abort(Chain(error)))
+    }
+
+    /// Forks the transports for started operations, if that has not happened.
+    fn fork_for_started(&mut self) -> Result<()> {
+        if self.started.is_some() {
+            return Ok(());
+        }
+        let (rank, all): (_, Vec<usize>) = (self.rank(), (0..self.world_size()).collect());
+        let messages = self.messages.as_mut().map_err(|source| Error::NoWorker(source.clone()))?;
+        let mut fork = |members: &[usize]| match messages.transport.fork(members) {
+            Ok(forked) => Ok(forked.expect("this rank is a member of the group")),
+            Err(source) => Err(Error::Members(source.into())),
+        };
+        let (alone, messages) = (Arc::new(Mutex::new(fork(&[rank])?)), Some(fork(&all)?));
+        self.started = Some(StartedTransports { alone, messages });
+        Ok(())
     }
 
     /// Returns the key-value store of the job, whose requests last as long as the calls of this communicator. All
@@ -510,7 +700,12 @@ impl Communicator {
     /// If the transport has no store, as over MPI.
     #[doc(alias = "TCPStore")]
     pub fn store(&self) -> Result<Store> {
-        Ok(self.engine.transport.store()?.with_timeout(self.settings.timeout))
+        let store = match (&self.messages, &self.engine) {
+            (Ok(messages), _) => messages.transport.store()?,
+            (Err(_), Some(engine)) => engine.transport.store()?,
+            (Err(_), None) => unreachable!("nothing is started without a second transport"),
+        };
+        Ok(store.with_timeout(self.settings.timeout))
     }
 
     /// Announces the start of an operation that consists of many calls, perhaps of several communicators: a training
@@ -540,7 +735,7 @@ impl Communicator {
         let call = Call::announced(channel, self.announced, kind, name);
         self.announced += 1;
         tracing::trace!(rank = self.rank(), "{call}");
-        self.engine.transport.announce(&call.encode());
+        self.transport().announce(&call.encode());
     }
 
     /// Allocates zeroed elements in memory that the ranks of this host share. Operations on them read and write the
@@ -572,7 +767,7 @@ impl Communicator {
     #[doc(alias = "MPI_Win_allocate_shared")]
     #[doc(alias = "ncclMemAlloc")]
     pub fn alloc<T: Pod>(&mut self, len: usize) -> Result<Buffer<T>> {
-        alloc(&mut *self.engine.transport, len)
+        alloc(self.transport(), len)
     }
 
     /// Ends the communicator after every rank has called this. It compares all calls of the ranks up to the last one,
@@ -606,9 +801,11 @@ impl Communicator {
     #[doc(alias = "ncclCommFinalize")]
     pub fn close(mut self) -> Result<()> {
         // Started operations end first, or fail.
-        drop(mem::replace(&mut self.worker, WorkerState::Starting));
+        drop(self.started_messages.take());
         self.barrier()?;
-        self.engine.unread().map_or(Ok(()), |peer| Err(Error::Unread { peer }))
+        let unread = self.engine()?.unread();
+        let unread = unread.or_else(|| self.messages.as_mut().ok().and_then(|engine| engine.unread()));
+        unread.map_or(Ok(()), |peer| Err(Error::Unread { peer }))
     }
 
     /// Ends the job for every rank, with this rank as the cause. The errors of the other ranks contain [the
@@ -618,25 +815,26 @@ impl Communicator {
     #[doc(alias = "ncclCommAbort")]
     #[doc(alias = "abort_process_group")]
     pub fn abort(&mut self, why: impl fmt::Display) {
-        self.engine.transport.abort(Cause::gave_up(why));
+        self.transport().abort(Cause::gave_up(why));
     }
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.engine.transport.abort(Cause::Panicked);
+            self.transport().abort(Cause::Panicked);
         }
     }
 }
 
 impl fmt::Debug for Communicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Communicator({}, channel {:x})", self.engine.rank(), self.channel().get())
+        write!(f, "Communicator({}, channel {:x})", self.group.rank, self.channel().get())
     }
 }
 
 const OF_ALL: &str = "every rank is a member of a group of all";
+const TAKEN: &str = "the engine was taken from the queue";
 
 /// A [`Communicator`] with one temporary setting. Dropping the guard restores the old value; other settings that
 /// were changed meanwhile stay.

@@ -5,9 +5,9 @@ use std::time::Duration;
 use dist_algos::direct::Crossovers;
 use dist_algos::{Algorithm, CostModel};
 
-use crate::communicator::WorkerState;
+use crate::communicator::GroupInfo;
 use crate::cost_cache::{CostCache, TopologyKey};
-use crate::engine::copy;
+use crate::engine::{Engine, bytes_at_once, copy};
 use crate::{Communicator, Operation, Ownership, ReduceOp, Result, combine};
 
 /// # Costs of messages
@@ -28,10 +28,7 @@ impl Communicator {
     /// as for [`set_cost_model`](Self::set_cost_model). Forks and subgroups that are made later inherit them.
     pub fn set_crossovers(&mut self, crossovers: Crossovers) {
         self.settings.crossovers = crossovers;
-        self.engine.invalidate_plans();
-        if let WorkerState::Running(worker) = &self.worker {
-            worker.invalidate_plans();
-        }
+        self.change_engine(Engine::invalidate_plans);
     }
 
     /// Returns the algorithm for an operation on a buffer of this many bytes under the current settings. It is
@@ -59,23 +56,28 @@ impl Communicator {
     ) -> Result<Option<Algorithm>> {
         match self.settings.forced(operation) {
             Some(Algorithm::Direct(direct)) => {
-                self.engine.check_direct(direct, ownership)?;
+                self.group.shared_memory.check_direct(direct, ownership, self.world_size())?;
                 return Ok(Some(direct.into()));
             }
             Some(_) => {}
             None => {
-                let direct =
-                    self.engine.direct_algorithm(operation, bytes, ownership, self.settings.crossovers);
-                if let Some(direct) = direct {
+                let hosts = self.levels.as_ref().map_or(1, |levels| levels.hosts.count());
+                let direct = self.group.shared_memory.direct_algorithm(
+                    (self.group.algorithms, self.world_size()),
+                    (operation, bytes),
+                    ownership,
+                    self.settings.crossovers,
+                );
+                if let Some(direct) = direct.filter(|_| hosts == 1) {
                     return Ok(Some(direct.into()));
                 }
             }
         }
         let Some(collective) = operation.collective() else { return Ok(None) };
-        let (placement, levels) = (self.engine.placement(), self.engine.levels());
-        let at_once = self.engine.bytes_at_once(operation, bytes);
+        let GroupInfo { algorithms, placement, is_on_one_host, .. } = self.group;
+        let at_once = bytes_at_once(operation, bytes, is_on_one_host.then_some(self.world_size()));
         let chosen =
-            self.settings.choose(self.engine.algorithms(), collective, placement, at_once, levels)?;
+            self.settings.choose(algorithms, collective, placement, at_once, self.levels.as_ref())?;
         Ok(Some(chosen.algorithm()))
     }
 
@@ -100,7 +102,7 @@ impl Communicator {
     }
 
     fn time_messages(&mut self) -> Result<CostModel> {
-        let placement = self.engine.placement();
+        let placement = self.group.placement;
         let middle_bytes = if placement.is_oversubscribed() { MIDDLE_OF_SHARED_CORES } else { MIDDLE };
         let [mut small, mut middle, mut large] = [Duration::MAX; 3];
         let (mut tries, mut done) = (TRIES, 0);
@@ -153,10 +155,10 @@ impl Communicator {
     }
 
     /// Makes calls that the user did not make. They are not counted in the numbers that users see.
-    fn internally<R>(&mut self, work: impl FnOnce(&mut Self) -> R) -> R {
-        let before = self.engine.history_mut().begin_internal();
+    fn internally<R>(&mut self, work: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
+        let before = self.engine()?.history_mut().begin_internal();
         let done = work(self);
-        self.engine.history_mut().end_internal(before);
+        self.engine()?.history_mut().end_internal(before);
         done
     }
 

@@ -2,14 +2,13 @@
 
 use std::fmt;
 
-use bytemuck::Pod;
-use dist_algos::{Algorithm, AlgorithmTable};
+use dist_algos::AlgorithmTable;
 
-use crate::call::code_of_algorithm;
 use crate::digest::digest;
-use crate::{Call, ElementType, Operation, ReduceOp, ReductionOrder};
+use crate::{Call, Operation};
 
-/// The collectives that this rank has called or started on a communicator, and the forks and subgroups it has made.
+/// The collectives that this rank has executed on a communicator, and the forks and subgroups it has made. A started
+/// collective counts like one that is called.
 ///
 /// Every call carries the [`HistoryDigest`] in its fingerprint. If an earlier call of two ranks differed, they find
 /// out in the next call in which they compare fingerprints. This works even if the messages of the calls that
@@ -18,11 +17,6 @@ use crate::{Call, ElementType, Operation, ReduceOp, ReductionOrder};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct History {
     sequence: u64,
-    /// The number of the call within a started operation, which may consist of several calls.
-    part: u8,
-    /// `true` for the history of the worker, which gets the sequence number of each operation from the
-    /// communicator.
-    started: bool,
     hash: u64,
     past: HistoryDigest,
 }
@@ -40,13 +34,6 @@ pub(crate) struct HistoryEvent {
     code: u8,
 }
 
-/// An operation that is started: the values that are known at that time and on which all ranks must agree.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StartedOperation {
-    operation: Operation,
-    words: [u64; 7],
-}
-
 /// One of the last four events, as a [`HistoryDigest`] describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecentEvent {
@@ -54,40 +41,23 @@ pub(crate) enum RecentEvent {
     Nothing,
     /// A fork or subgroup was made.
     Fork,
-    /// A collective was called or started.
-    Collective { operation: Operation, started: bool },
+    /// A collective was executed.
+    Collective(Operation),
 }
 
 impl History {
     /// The history of a communicator that was not made from another one.
-    pub(crate) const NEW: Self =
-        Self { sequence: 0, part: 0, started: false, hash: 0, past: HistoryDigest::NOTHING };
+    pub(crate) const NEW: Self = Self { sequence: 0, hash: 0, past: HistoryDigest::NOTHING };
 
     /// Returns the first history of a fork or subgroup. Its calls carry the hash of the parent's calls before it.
     pub(crate) const fn of_child(&self) -> Self {
         Self { hash: mix(self.hash, CHILD), ..Self { past: self.past, ..Self::NEW } }
     }
 
-    /// Returns the history of a worker that has done nothing yet.
-    pub(crate) const fn of_worker() -> Self {
-        Self { started: true, ..Self::NEW }
-    }
-
     /// Returns the number of the next call.
     #[inline]
     pub(crate) const fn sequence(&self) -> u64 {
         self.sequence
-    }
-
-    /// Returns the number of the next call within the started operation; 0 if nothing was started.
-    #[inline]
-    pub(crate) const fn part(&self) -> u8 {
-        self.part
-    }
-
-    /// Returns `true` for the history of a worker.
-    pub(crate) const fn is_of_worker(&self) -> bool {
-        self.started
     }
 
     /// Returns the digest of earlier calls for the next call.
@@ -99,11 +69,7 @@ impl History {
     /// Counts a call.
     #[inline]
     pub(crate) const fn add_call(&mut self, event: HistoryEvent) {
-        if self.started {
-            self.part = self.part.wrapping_add(1);
-        } else {
-            self.sequence += 1;
-        }
+        self.sequence += 1;
         self.add(event);
     }
 
@@ -133,12 +99,6 @@ impl History {
     /// Counts a fork or subgroup, which has no number among the calls.
     pub(crate) const fn add_fork(&mut self) {
         self.add(HistoryEvent::FORK);
-    }
-
-    /// Continues a worker's history with the operation that was started when the communicator's history was `at`.
-    pub(crate) const fn continue_at(&mut self, at: &Self) {
-        let hash = mix(self.hash, at.hash);
-        *self = Self { hash, past: at.past.with_hash(hash), started: true, ..*at };
     }
 
     #[inline]
@@ -200,77 +160,15 @@ impl HistoryEvent {
     pub(crate) fn of(call: &Call, table: AlgorithmTable<'_>) -> Self {
         let bytes = call.without_history().encode_with(table).0;
         let words = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
-        // Uses three bits of a sum and not of the digest: roots, types and counts that are close to each other
+        // Uses four bits of a sum and not of the digest: roots, types and counts that are close to each other
         // always differ in the sum.
         let sum = bytes.iter().fold(0, |sum: u8, &byte| sum.wrapping_add(byte));
-        Self::new((call.operation, call.started), sum, digest(words))
+        Self::new(call.operation, sum, digest(words))
     }
 
-    /// Returns the event of an operation when it is started. The worker adds the executed call to its own history.
-    pub(crate) fn started(started: &StartedOperation) -> Self {
-        let words = started.words;
-        let sum = words.iter().fold(0, |sum: u8, word| sum.wrapping_add(word.to_le_bytes()[0]));
-        Self::new((started.operation, true), sum, digest(words))
-    }
-
-    const fn new((operation, started): (Operation, bool), sum: u8, digest: u64) -> Self {
-        let code = (operation as u8 + 1) | ((started as u8) << STARTED_BIT) | (sum << SUM_SHIFT);
+    const fn new(operation: Operation, sum: u8, digest: u64) -> Self {
+        let code = (operation as u8 + 1) | (sum << SUM_SHIFT);
         Self { digest, code }
-    }
-}
-
-impl StartedOperation {
-    /// Returns an operation without elements, or on values.
-    pub(crate) const fn new(operation: Operation) -> Self {
-        Self { operation, words: [operation as u64, 0, 0, 0, 0, 0, 0] }
-    }
-
-    /// Returns an operation on this many elements on every rank; 0 if the ranks have different counts.
-    pub(crate) fn of<T: Pod>(operation: Operation, count: usize) -> Self {
-        let word = match ElementType::of::<T>() {
-            ElementType::Known(dtype) => dtype as u64 + 1,
-            other => other.layout() << 8,
-        };
-        Self::new(operation).with(1, word).with(2, count as u64)
-    }
-
-    /// Adds the counts of all ranks.
-    pub(crate) fn with_counts(self, counts: &[usize]) -> Self {
-        self.with_sizes(counts.iter().map(|&count| count as u64))
-    }
-
-    /// Adds sizes that are the same on every rank.
-    pub(crate) fn with_sizes(self, sizes: impl IntoIterator<Item = u64>) -> Self {
-        self.with(2, digest(sizes))
-    }
-
-    /// Adds the root.
-    pub(crate) const fn with_root(self, root: usize) -> Self {
-        self.with(3, root as u64 + 1)
-    }
-
-    /// Adds a reduction.
-    pub(crate) fn reduced_by(self, op: ReduceOp) -> Self {
-        self.with(4, op.kind() as u64 + 1)
-    }
-
-    /// Adds the order and the forced algorithm, if there is one. `table` numbers the algorithm.
-    pub(crate) fn done_by(
-        self,
-        order: ReductionOrder,
-        forced: Option<Algorithm>,
-        table: AlgorithmTable<'_>,
-    ) -> Self {
-        self.with(5, order as u64).with(6, u64::from(code_of_algorithm(table, forced)))
-    }
-
-    pub(crate) const fn operation(&self) -> Operation {
-        self.operation
-    }
-
-    const fn with(mut self, index: usize, word: u64) -> Self {
-        self.words[index] = word;
-        self
     }
 }
 
@@ -281,10 +179,7 @@ impl RecentEvent {
             return Self::Fork;
         }
         let operation = usize::from(kind).checked_sub(1).and_then(|index| Operation::ALL.get(index));
-        operation.map_or(Self::Nothing, |&operation| Self::Collective {
-            operation,
-            started: code & (1 << STARTED_BIT) != 0,
-        })
+        operation.map_or(Self::Nothing, |&operation| Self::Collective(operation))
     }
 }
 
@@ -294,8 +189,7 @@ impl fmt::Display for RecentEvent {
         match self {
             Self::Nothing => f.write_str("had called nothing yet"),
             Self::Fork => f.write_str("made a fork or subgroup"),
-            Self::Collective { operation, started: false } => write!(f, "called {operation}"),
-            Self::Collective { operation, started: true } => write!(f, "started {operation}"),
+            Self::Collective(operation) => write!(f, "called {operation}"),
         }
     }
 }
@@ -331,9 +225,8 @@ const RECENT_BITS: u64 = u32::MAX as u64;
 const KIND_BITS: u8 = 0xf;
 /// Messages are not part of the history, so forks use their code.
 const FORK_CODE: u8 = Operation::Message as u8 + 1;
-const STARTED_BIT: u8 = 4;
 /// The position of the lowest bits of the sum over the call's bytes, which distinguish calls of one operation.
-const SUM_SHIFT: u8 = 5;
+const SUM_SHIFT: u8 = 4;
 const _: () = assert!(Operation::ALL.len() <= KIND_BITS as usize, "every operation has a code");
 
 /// An arbitrary constant.
@@ -344,7 +237,7 @@ mod tests {
     use super::*;
 
     fn event(operation: Operation, digest: u64) -> HistoryEvent {
-        HistoryEvent::new((operation, false), 0, digest)
+        HistoryEvent::new(operation, 0, digest)
     }
 
     fn after(events: &[HistoryEvent]) -> HistoryDigest {
@@ -362,8 +255,7 @@ mod tests {
             let pasts = [gather, scatter].map(|first| after(&[&[first], &barriers[..count]].concat()));
             assert_ne!(pasts[0], pasts[1], "{count} calls later");
             let difference = pasts[0].newest_difference(pasts[1]);
-            let [one, other] = [Operation::Gather, Operation::Scatter]
-                .map(|operation| RecentEvent::Collective { operation, started: false });
+            let [one, other] = [Operation::Gather, Operation::Scatter].map(RecentEvent::Collective);
             assert_eq!(difference, (count < HistoryDigest::RECENT).then_some((count + 1, one, other)));
         }
     }
@@ -392,19 +284,6 @@ mod tests {
     }
 
     #[test]
-    fn a_started_operation_has_the_number_of_its_start() {
-        let (mut parent, mut worker) = (History::NEW, History::of_worker());
-        parent.add_call(event(Operation::Gather, 1));
-        let at = parent;
-        parent.add_call(HistoryEvent::started(&StartedOperation::new(Operation::AllReduce)));
-        worker.continue_at(&at);
-        assert_eq!((worker.sequence(), worker.part()), (1, 0));
-        worker.add_call(event(Operation::AllReduce, 1));
-        assert_eq!((worker.sequence(), worker.part()), (1, 1));
-        assert_eq!(parent.sequence(), 2);
-    }
-
-    #[test]
     fn internal_calls_are_not_counted_in_the_numbers_that_users_see() {
         let (mut history, barrier) = (History::NEW, event(Operation::Barrier, 1));
         let mut numbers = Vec::new();
@@ -424,16 +303,14 @@ mod tests {
             history.add_call(barrier);
         }
         assert!(numbers.is_sorted_by(|one, next| one < next), "no number is used twice");
-        assert!(history.sequence() < 1 << 55, "it is encoded with another byte");
+        assert!(history.sequence() < 1 << 55);
     }
 
     #[test]
     fn every_event_says_what_it_was() {
         for operation in Operation::ALL.into_iter().filter(|operation| *operation != Operation::Message) {
-            for started in [false, true] {
-                let HistoryEvent { code, .. } = HistoryEvent::new((operation, started), 7, u64::MAX);
-                assert_eq!(RecentEvent::of(code), RecentEvent::Collective { operation, started });
-            }
+            let HistoryEvent { code, .. } = HistoryEvent::new(operation, 7, u64::MAX);
+            assert_eq!(RecentEvent::of(code), RecentEvent::Collective(operation));
         }
         assert_eq!(RecentEvent::of(HistoryEvent::FORK.code), RecentEvent::Fork);
         assert_eq!(RecentEvent::of(0), RecentEvent::Nothing);

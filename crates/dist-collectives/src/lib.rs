@@ -19,6 +19,7 @@ mod history;
 pub mod kernel;
 mod logical;
 mod messages;
+mod operation_queue;
 mod pending;
 mod reduce_op;
 mod settings;

@@ -182,7 +182,7 @@ impl Communicator {
     #[doc(alias = "MPI_Send")]
     #[doc(alias = "ncclSend")]
     pub fn send<T: Pod>(&mut self, elements: &[T], to: usize) -> Result<()> {
-        self.call(|engine, options| engine.send(elements, to, &options))
+        self.call_messages(|engine, options| engine.send(elements, to, &options))
     }
 
     /// Receives the oldest message from `from` with the [tag](Self::with_tag) of this call that this rank has not
@@ -195,7 +195,7 @@ impl Communicator {
     #[doc(alias = "ncclRecv")]
     #[doc(alias = "receive")]
     pub fn recv<T: Pod>(&mut self, elements: &mut [T], from: usize) -> Result<()> {
-        self.call(|engine, options| engine.receive(elements, from, &options))
+        self.call_messages(|engine, options| engine.receive(elements, from, &options))
     }
 
     /// Receives a message like [`recv`](Self::recv) that may be shorter than the slice. Returns its number of elements;
@@ -205,7 +205,7 @@ impl Communicator {
     /// As for [`recv`](Self::recv), but only a longer message has the wrong length.
     #[doc(alias = "MPI_Get_count")]
     pub fn recv_up_to<T: Pod>(&mut self, elements: &mut [T], from: usize) -> Result<usize> {
-        self.call(|engine, options| engine.receive_up_to(elements, from, &options))
+        self.call_messages(|engine, options| engine.receive_up_to(elements, from, &options))
     }
 
     /// Receives the next message of any rank with the [tag](Self::with_tag) of this call. Returns the sender. If several
@@ -243,7 +243,7 @@ impl Communicator {
     #[doc(alias = "MPI_ANY_SOURCE")]
     #[doc(alias = "recvAnysource")]
     pub fn recv_any<T: Pod>(&mut self, elements: &mut [T]) -> Result<usize> {
-        self.call(|engine, options| engine.receive_any(elements, &options))
+        self.call_messages(|engine, options| engine.receive_any(elements, &options))
     }
 
     /// Receives a message of any rank like [`recv_any`](Self::recv_any), of any length. Returns the sender and the
@@ -253,7 +253,7 @@ impl Communicator {
     /// As for [`recv_any`](Self::recv_any), but any length is right.
     #[doc(alias = "MPI_ANY_SOURCE")]
     pub fn recv_any_vec<T: Pod>(&mut self) -> Result<(usize, Vec<T>)> {
-        self.call(|engine, options| engine.receive_vec(None, &options))
+        self.call_messages(|engine, options| engine.receive_vec(None, &options))
     }
 
     /// Waits until a message of this rank with the [tag](Self::with_tag) of this call has arrived, without receiving it.
@@ -281,7 +281,7 @@ impl Communicator {
     #[doc(alias = "MPI_Probe")]
     #[doc(alias = "MPI_Mprobe")]
     pub fn probe(&mut self, from: usize) -> Result<ProbedMessage<'_>> {
-        let found = self.call(|engine, options| engine.probe(Some(from), true, &options))?;
+        let found = self.call_messages(|engine, options| engine.probe(Some(from), true, &options))?;
         Ok(ProbedMessage { communicator: self, found: found.expect("a probe that waits finds a message") })
     }
 
@@ -291,7 +291,7 @@ impl Communicator {
     /// Those of [`recv_any`](Self::recv_any), but any type and any length are right.
     #[doc(alias = "MPI_Mprobe")]
     pub fn probe_any(&mut self) -> Result<ProbedMessage<'_>> {
-        let found = self.call(|engine, options| engine.probe(None, true, &options))?;
+        let found = self.call_messages(|engine, options| engine.probe(None, true, &options))?;
         Ok(ProbedMessage { communicator: self, found: found.expect("a probe that waits finds a message") })
     }
 
@@ -303,7 +303,7 @@ impl Communicator {
     #[doc(alias = "MPI_Iprobe")]
     #[doc(alias = "MPI_Improbe")]
     pub fn try_probe(&mut self, from: usize) -> Result<Option<ProbedMessage<'_>>> {
-        let found = self.call(|engine, options| engine.probe(Some(from), false, &options))?;
+        let found = self.call_messages(|engine, options| engine.probe(Some(from), false, &options))?;
         Ok(found.map(|found| ProbedMessage { communicator: self, found }))
     }
 
@@ -313,7 +313,7 @@ impl Communicator {
     /// If the job was aborted.
     #[doc(alias = "MPI_Improbe")]
     pub fn try_probe_any(&mut self) -> Result<Option<ProbedMessage<'_>>> {
-        let found = self.call(|engine, options| engine.probe(None, false, &options))?;
+        let found = self.call_messages(|engine, options| engine.probe(None, false, &options))?;
         Ok(found.map(|found| ProbedMessage { communicator: self, found }))
     }
 
@@ -339,7 +339,7 @@ impl Communicator {
     #[doc(alias = "MPI_Mprobe")]
     #[doc(alias = "MPI_Get_count")]
     pub fn recv_vec<T: Pod>(&mut self, from: usize) -> Result<Vec<T>> {
-        self.call(|engine, options| engine.receive_vec(Some(from), &options)).map(|(_, elements)| elements)
+        self.call_messages(|engine, options| engine.receive_vec(Some(from), &options)).map(|(_, elements)| elements)
     }
 
     /// Sends a message to one rank while receiving one from another, or the same: [`send`](Self::send) and
@@ -370,7 +370,7 @@ impl Communicator {
         received: &mut [T],
         from: usize,
     ) -> Result<()> {
-        self.call(|engine, options| engine.send_receive(sent, to, received, from, &options))
+        self.call_messages(|engine, options| engine.send_receive(sent, to, received, from, &options))
     }
 
     /// Sends and receives all of these messages at once, in any order of the peers. Messages between two ranks with
@@ -411,7 +411,7 @@ impl Communicator {
     #[doc(alias = "ncclGroupStart")]
     #[doc(alias = "MPI_Waitall")]
     pub fn batch<T: Pod>(&mut self, messages: &mut [Message<'_, T>]) -> Result<()> {
-        self.call(|engine, options| engine.batch(messages, &options))
+        self.call_messages(|engine, options| engine.batch(messages, &options))
     }
 
     /// Starts a [`batch`](Self::batch) of messages that own their memory. They are returned with the received

@@ -1,13 +1,18 @@
 //! The handle of an operation that was started.
 
 use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use dist_transport::runtime::{Deadline, Receiver, Unavailable};
+use dist_transport::runtime::{Deadline, Unparker};
 use dist_transport::{Cause, Runtime};
 
 use crate::Error;
-use crate::worker::{AbortHandle, StartClaim};
+use crate::operation_queue::{AbortHandle, OperationQueue, StartClaim};
 
 /// A handle of an operation that was started and not yet waited for. It owns the memory `B` of the operation: a
 /// [`Buffer`](crate::Buffer), several of them, or none.
@@ -15,6 +20,11 @@ use crate::worker::{AbortHandle, StartClaim};
 /// Dropping it waits for the operation, until its deadline at most, and drops the memory. Dropping it during a
 /// panic aborts the job. If the deadline passes before the operation could begin, waiting for it, polling it or
 /// dropping it aborts the job too ([`Error::NotStarted`]).
+///
+/// A thread that waits for an operation which has not begun executes it, after the operations that were started
+/// before it. Operations that no thread waits for are executed by a thread of the communicator.
+///
+/// A handle is also a [`Future`], for any executor. Polling it never blocks.
 #[doc(alias = "Work")]
 #[doc(alias = "MPI_Request")]
 #[must_use = "the result comes from wait; dropping waits too"]
@@ -30,14 +40,29 @@ enum PendingState<B> {
 pub(crate) type OperationResult<B> = Result<B, Failed<B>>;
 
 pub(crate) struct RunningOperation<B> {
-    pub(crate) result: Receiver<OperationResult<B>>,
-    /// The number of polls before sleeping.
-    pub(crate) spins: u32,
-    pub(crate) runtime: Runtime,
+    pub(crate) outcome: Arc<OperationOutcome<B>>,
+    pub(crate) queue: OperationQueue,
+    /// The number of the operation in the queue.
+    pub(crate) number: u64,
     pub(crate) abort_handle: AbortHandle,
     /// The claim to begin the operation, if an earlier operation may last longer than its deadline.
     pub(crate) claim: Option<StartClaim>,
 }
+
+/// The place where the thread that executes an operation puts its result.
+pub(crate) struct OperationOutcome<B> {
+    is_done: AtomicBool,
+    state: Mutex<OutcomeState<B>>,
+}
+
+struct OutcomeState<B> {
+    result: Option<OperationResult<B>>,
+    /// Wakes the thread or the task that waits for the result.
+    waker: Option<Waker>,
+}
+
+/// The deadline of a wait has passed.
+struct TimedOut;
 
 impl<B> Pending<B> {
     pub(crate) const fn running(running: RunningOperation<B>) -> Self {
@@ -56,7 +81,7 @@ impl<B> Pending<B> {
     pub fn wait(mut self) -> Result<B, Failed<B>> {
         match std::mem::replace(&mut self.0, PendingState::Taken) {
             PendingState::Done(done) => done,
-            PendingState::Running(mut running) => running.receive(running.spins, None).expect(ANSWERED),
+            PendingState::Running(mut running) => running.wait(),
             PendingState::Taken => unreachable!("only methods that take the handle take the result"),
         }
     }
@@ -68,11 +93,10 @@ impl<B> Pending<B> {
     /// The handle, if the operation has not ended. Inside, those of [`wait`](Self::wait).
     pub fn wait_timeout(mut self, limit: Duration) -> Result<Result<B, Failed<B>>, Self> {
         if let PendingState::Running(running) = &mut self.0 {
-            let deadline = running.runtime.deadline(limit);
-            match running.receive(0, Some(deadline)) {
+            let deadline = running.queue.runtime().deadline(limit);
+            match running.wait_until(Some(deadline)) {
                 Ok(done) => self.0 = PendingState::Done(done),
-                Err(Unavailable::TimedOut) => return Err(self),
-                Err(Unavailable::Closed) => unreachable!("{ANSWERED}"),
+                Err(TimedOut) => return Err(self),
             }
         }
         Ok(self.wait())
@@ -111,7 +135,7 @@ impl<B> Pending<B> {
     #[doc(alias = "is_completed")]
     pub fn is_done(&mut self) -> bool {
         if let PendingState::Running(running) = &mut self.0 {
-            match running.result.try_receive() {
+            match running.outcome.take() {
                 Some(done) => self.0 = PendingState::Done(done),
                 None => running.give_up_if_late(),
             }
@@ -120,27 +144,242 @@ impl<B> Pending<B> {
     }
 }
 
+/// # Several operations
+impl<B> Pending<B> {
+    /// Waits for all operations, and returns their results in the same order.
+    ///
+    /// ```
+    /// use dist_collectives::{Communicator, Pending, ReduceOp};
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 2, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     let pending = [1, 2, 3].map(|value| comm.start_all_reduce(vec![value], ReduceOp::Sum));
+    ///     let sums: Result<Vec<_>, _> = Pending::wait_all(pending).into_iter().collect();
+    ///     sums.unwrap().into_iter().map(|sum| sum[0]).collect::<Vec<i32>>()
+    /// });
+    /// assert_eq!(outcome.results, [[2, 4, 6]; 2]);
+    /// ```
+    #[doc(alias = "MPI_Waitall")]
+    pub fn wait_all(pending: impl IntoIterator<Item = Self>) -> Vec<Result<B, Failed<B>>> {
+        pending.into_iter().map(Self::wait).collect()
+    }
+
+    /// Waits until one of these operations has ended. Returns its index and its result, and leaves `None` in its place.
+    /// Returns `None` if all places are `None`.
+    ///
+    /// The threads of the communicators execute the operations.
+    ///
+    /// ```
+    /// use dist_collectives::{Communicator, Pending, ReduceOp};
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 2, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     let mut pending = [1, 2, 3].map(|value| Some(comm.start_all_reduce(vec![value], ReduceOp::Sum)));
+    ///     let mut sums = [0; 3];
+    ///     while let Some((index, sum)) = Pending::wait_any(&mut pending) {
+    ///         sums[index] = sum.unwrap()[0];
+    ///     }
+    ///     sums
+    /// });
+    /// assert_eq!(outcome.results, [[2, 4, 6]; 2]);
+    /// ```
+    #[doc(alias = "MPI_Waitany")]
+    pub fn wait_any(pending: &mut [Option<Self>]) -> Option<(usize, Result<B, Failed<B>>)> {
+        let mut polls = 0;
+        loop {
+            if let Some(done) = Self::test_any(pending) {
+                return Some(done);
+            }
+            let queue = pending.iter().flatten().find_map(Self::as_running)?.queue.clone();
+            if polls < queue.spins() {
+                polls += 1;
+                std::hint::spin_loop();
+                continue;
+            }
+            let waker = thread_waker(queue.runtime());
+            let mut until: Option<Deadline> = None;
+            for running in pending.iter().flatten().filter_map(Self::as_running) {
+                running.outcome.wake_when_done(&waker);
+                running.queue.wake_worker_for(running.number);
+                if let Some(StartClaim { deadline, .. }) = running.claim {
+                    until = Some(until.map_or(deadline, |until| until.earlier(deadline)));
+                }
+            }
+            queue.runtime().park(until);
+        }
+    }
+
+    /// Waits until at least one of these operations has ended, and takes the results of all that have, as
+    /// [`wait_any`](Self::wait_any) does. Returns nothing if all places are `None`.
+    #[doc(alias = "MPI_Waitsome")]
+    pub fn wait_some(pending: &mut [Option<Self>]) -> Vec<(usize, Result<B, Failed<B>>)> {
+        let mut done = Vec::from_iter(Self::wait_any(pending));
+        done.extend(std::iter::from_fn(|| Self::test_any(pending)));
+        done
+    }
+
+    /// Returns the index and the result of an operation that has ended, and leaves `None` in its place. Returns `None` if
+    /// none has ended. It never blocks.
+    #[doc(alias = "MPI_Testany")]
+    pub fn test_any(pending: &mut [Option<Self>]) -> Option<(usize, Result<B, Failed<B>>)> {
+        let is_done = |place: &mut Option<Self>| place.as_mut().is_some_and(Self::is_done);
+        let index = pending.iter_mut().position(is_done)?;
+        Some((index, pending[index].take()?.wait()))
+    }
+
+    const fn as_running(&self) -> Option<&RunningOperation<B>> {
+        match &self.0 {
+            PendingState::Running(running) => Some(running),
+            PendingState::Done(_) | PendingState::Taken => None,
+        }
+    }
+}
+
 impl<B> RunningOperation<B> {
-    /// Waits for the outcome of the operation until a deadline. If the operation could not begin before its own
-    /// deadline, the job is aborted, which also ends the operations before it.
-    fn receive(&mut self, spins: u32, until: Option<Deadline>) -> Result<OperationResult<B>, Unavailable> {
+    /// Waits for the operation, and executes it if it has not begun. If an earlier operation may last longer than its
+    /// deadline, the worker executes it.
+    fn wait(&mut self) -> OperationResult<B> {
+        if self.claim.is_none() {
+            self.queue.execute_until(self.number);
+        }
+        match self.wait_until(None) {
+            Ok(done) => done,
+            Err(TimedOut) => unreachable!("a wait without a deadline ends with the operation"),
+        }
+    }
+
+    /// Waits until a deadline for another thread to execute the operation. If the operation could not begin before its
+    /// own deadline, the job is aborted, which also ends the operations before it.
+    fn wait_until(&mut self, until: Option<Deadline>) -> Result<OperationResult<B>, TimedOut> {
+        if let Some(done) = self.outcome.take() {
+            return Ok(done);
+        }
+        self.queue.wake_worker_for(self.number);
         if let Some(StartClaim { deadline, .. }) = self.claim {
             let first = until.map_or(deadline, |until| until.earlier(deadline));
-            let done = self.result.receive_after_looks(spins, Some(first));
-            if !matches!(done, Err(Unavailable::TimedOut)) {
-                return done;
+            if let Ok(done) = self.outcome.wait(&self.queue, Some(first)) {
+                return Ok(done);
             }
             self.give_up_if_late();
         }
-        self.result.receive_after_looks(spins, until)
+        self.outcome.wait(&self.queue, until)
     }
 
     fn give_up_if_late(&mut self) {
-        let Self { claim, runtime, .. } = self;
-        if let Some(claim) = claim.take_if(|claim| runtime.expired(claim.deadline))
+        let Self { claim, queue, .. } = self;
+        if let Some(claim) = claim.take_if(|claim| queue.runtime().expired(claim.deadline))
             && claim.take()
         {
             self.abort_handle.abort(Cause::gave_up(claim.missed()));
+        }
+    }
+}
+
+impl<B> OperationOutcome<B> {
+    pub(crate) const fn new() -> Self {
+        let state = Mutex::new(OutcomeState { result: None, waker: None });
+        Self { is_done: AtomicBool::new(false), state }
+    }
+
+    /// Stores the result, and wakes the thread or task that waits for it.
+    pub(crate) fn complete(&self, result: OperationResult<B>) {
+        let mut state = self.lock();
+        state.result = Some(result);
+        self.is_done.store(true, Ordering::Release);
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Takes the result, if the operation has ended.
+    fn take(&self) -> Option<OperationResult<B>> {
+        let is_done = self.is_done.load(Ordering::Acquire);
+        if is_done { self.lock().result.take() } else { None }
+    }
+
+    /// Takes the result if the operation has ended. Otherwise stores a waker that is used when it ends.
+    fn take_or_wake(&self, waker: &Waker) -> Option<OperationResult<B>> {
+        let mut state = self.lock();
+        let result = state.result.take();
+        if result.is_none() {
+            state.waker = Some(waker.clone());
+        }
+        result
+    }
+
+    /// Wakes this waker when the operation ends, or now if it has ended.
+    fn wake_when_done(&self, waker: &Waker) {
+        let mut state = self.lock();
+        if state.result.is_none() {
+            state.waker = Some(waker.clone());
+        } else {
+            waker.wake_by_ref();
+        }
+    }
+
+    fn wait(&self, queue: &OperationQueue, until: Option<Deadline>) -> Result<OperationResult<B>, TimedOut> {
+        for _ in 0..queue.spins() {
+            if let Some(done) = self.take() {
+                return Ok(done);
+            }
+            std::hint::spin_loop();
+        }
+        let waker = thread_waker(queue.runtime());
+        loop {
+            if let Some(done) = self.take_or_wake(&waker) {
+                return Ok(done);
+            }
+            if until.is_some_and(|until| queue.runtime().expired(until)) {
+                return Err(TimedOut);
+            }
+            queue.runtime().park(until);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, OutcomeState<B>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Wakes a thread that waits by the clock of a runtime.
+struct UnparkWaker(Unparker);
+
+impl Wake for UnparkWaker {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Returns a waker of the calling thread.
+fn thread_waker(runtime: &Runtime) -> Waker {
+    Waker::from(Arc::new(UnparkWaker(runtime.unparker())))
+}
+
+/// Ends with the result of [`wait`](Pending::wait). The operation is executed by the thread of the communicator, which
+/// wakes the task. An operation that could not begin before its deadline ends when the operations before it have ended.
+///
+/// # Panics
+/// If it is polled again after it has returned the result.
+impl<B: Unpin> Future for Pending<B> {
+    type Output = Result<B, Failed<B>>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let state = &mut self.get_mut().0;
+        match std::mem::replace(state, PendingState::Taken) {
+            PendingState::Done(done) => Poll::Ready(done),
+            PendingState::Running(running) => match running.outcome.take_or_wake(context.waker()) {
+                Some(done) => Poll::Ready(done),
+                None => {
+                    running.queue.wake_worker_for(running.number);
+                    *state = PendingState::Running(running);
+                    Poll::Pending
+                }
+            },
+            PendingState::Taken => panic!("a future was polled after it had returned its result"),
         }
     }
 }
@@ -152,7 +391,7 @@ impl<B> Drop for Pending<B> {
                 running.abort_handle.abort(Cause::Panicked);
             } else {
                 // The outcome of a dropped operation is ignored.
-                let _done = running.receive(0, None);
+                let _done = running.wait();
             }
         }
     }
@@ -202,5 +441,3 @@ impl<B> From<Failed<B>> for Error {
         *failed.error
     }
 }
-
-const ANSWERED: &str = "the worker answers every operation before it ends";

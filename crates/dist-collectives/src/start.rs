@@ -1,10 +1,9 @@
-//! The operations that do not block: each starts here and runs in the worker.
+//! The operations that do not block: each starts here and is executed later.
 
 use bytemuck::Pod;
 use dist_algos::scan::Extent;
 
-use crate::engine::{CallInput, CallOptions, Engine};
-use crate::history::StartedOperation;
+use crate::engine::{CallInput, CallOptions, Engine, check_counts, check_part_counts, check_parts};
 use crate::pending::Pending;
 use crate::{Buffer, Communicator, Element, Operation, ReduceOp, Result};
 
@@ -15,9 +14,13 @@ use crate::{Buffer, Communicator, Element, Operation, ReduceOp, Result};
 /// owns while it runs. [`Pending::wait`] returns the output: the same memory if the operation works in place,
 /// otherwise new memory. After an error it returns the input.
 ///
-/// Started operations run one after the other in the order of their starts, concurrently with blocking operations.
-/// All ranks must start and call the same operations in the same order. The deadline begins at the start, even if
-/// the operation has to wait for earlier ones. If an operation could not begin before its deadline, the rank that
+/// Collectives are executed one after the other, in the order of starts and calls. A blocking collective, a fork and a
+/// subgroup first complete the collectives that were started before them. All ranks must start or call the same
+/// collectives in the same order; one rank may start a collective that another calls.
+///
+/// The thread that waits for an operation executes it if it has not begun. Operations that no thread waits for are
+/// executed by a thread of the communicator, which begins about 50 µs after the start. The deadline begins at the
+/// start, even if the operation has to wait for earlier ones. If an operation could not begin before its deadline, the rank that
 /// waits for it gets [`Error::NotStarted`](crate::Error::NotStarted) and the job is aborted. [`Pending::wait`]
 /// reports all errors.
 ///
@@ -47,8 +50,7 @@ impl Communicator {
         op: ReduceOp,
     ) -> Pending<Buffer<T>> {
         let buffer: Buffer<T> = buffer.into();
-        let started = StartedOperation::of::<T>(Operation::AllReduce, buffer.len()).reduced_by(op);
-        self.start(started, buffer, move |engine, buffer: &mut Buffer<T>, options| {
+        self.start(buffer, move |engine, buffer: &mut Buffer<T>, options| {
             engine.all_reduce(buffer, op, options)
         })
     }
@@ -63,12 +65,9 @@ impl Communicator {
     ) -> Pending<Buffer<T>> {
         let input = input.into();
         let len = input.len() / self.world_size();
-        self.start_into(
-            StartedOperation::of::<T>(Operation::ReduceScatter, input.len()).reduced_by(op),
-            input,
-            Ok(len),
-            move |engine, input, output, options| engine.reduce_scatter(input, None, output, op, options),
-        )
+        self.start_into(input, Ok(len), move |engine, input, output, options| {
+            engine.reduce_scatter(input, None, output, op, options)
+        })
     }
 
     /// Starts a [`reduce_scatter_in_place`](Self::reduce_scatter_in_place). The whole buffer is returned, with the
@@ -81,8 +80,7 @@ impl Communicator {
         op: ReduceOp,
     ) -> Pending<Buffer<T>> {
         let buffer: Buffer<T> = buffer.into();
-        let started = StartedOperation::of::<T>(Operation::ReduceScatter, buffer.len()).reduced_by(op);
-        self.start(started, buffer, move |engine, buffer, options| {
+        self.start(buffer, move |engine, buffer, options| {
             engine.reduce_scatter_in_place(buffer, op, options).map(drop)
         })
     }
@@ -98,14 +96,9 @@ impl Communicator {
     ) -> Pending<Buffer<T>> {
         let input = input.into();
         let len = self.own_part(Operation::ReduceScatter, &counts, Some(("input", input.len())));
-        self.start_into(
-            StartedOperation::of::<T>(Operation::ReduceScatter, 0).with_counts(&counts).reduced_by(op),
-            input,
-            len,
-            move |engine, input, output, options| {
-                engine.reduce_scatter(input, Some(&counts), output, op, options)
-            },
-        )
+        self.start_into(input, len, move |engine, input, output, options| {
+            engine.reduce_scatter(input, Some(&counts), output, op, options)
+        })
     }
 
     /// Starts an [`all_gather`](Self::all_gather).
@@ -114,12 +107,9 @@ impl Communicator {
     pub fn start_all_gather<T: Pod + Send>(&mut self, input: impl Into<Buffer<T>>) -> Pending<Buffer<T>> {
         let input = input.into();
         let len = input.len().saturating_mul(self.world_size());
-        self.start_into(
-            StartedOperation::of::<T>(Operation::AllGather, input.len()),
-            input,
-            Ok(len),
-            |engine, input, output, options| engine.all_gather(input, None, output, options),
-        )
+        self.start_into(input, Ok(len), |engine, input, output, options| {
+            engine.all_gather(input, None, output, options)
+        })
     }
 
     /// Starts an [`all_gather_in_place`](Self::all_gather_in_place).
@@ -130,8 +120,7 @@ impl Communicator {
         buffer: impl Into<Buffer<T>>,
     ) -> Pending<Buffer<T>> {
         let buffer: Buffer<T> = buffer.into();
-        let started = StartedOperation::of::<T>(Operation::AllGather, buffer.len());
-        self.start(started, buffer, |engine, buffer, options| engine.all_gather_in_place(buffer, options))
+        self.start(buffer, |engine, buffer, options| engine.all_gather_in_place(buffer, options))
     }
 
     /// Starts an [`all_gather_v`](Self::all_gather_v).
@@ -144,12 +133,9 @@ impl Communicator {
     ) -> Pending<Buffer<T>> {
         let input = input.into();
         let len = self.all_parts(Operation::AllGather, &counts, input.len());
-        self.start_into(
-            StartedOperation::of::<T>(Operation::AllGather, 0).with_counts(&counts),
-            input,
-            len,
-            move |engine, input, output, options| engine.all_gather(input, Some(&counts), output, options),
-        )
+        self.start_into(input, len, move |engine, input, output, options| {
+            engine.all_gather(input, Some(&counts), output, options)
+        })
     }
 
     /// Starts a [`gather`](Self::gather); the output is empty except on the root.
@@ -162,12 +148,9 @@ impl Communicator {
     ) -> Pending<Buffer<T>> {
         let input = input.into();
         let len = if self.rank() == root { input.len().saturating_mul(self.world_size()) } else { 0 };
-        self.start_into(
-            StartedOperation::of::<T>(Operation::Gather, input.len()).with_root(root),
-            input,
-            Ok(len),
-            move |engine, input, output, options| engine.gather(input.elements, None, output, root, options),
-        )
+        self.start_into(input, Ok(len), move |engine, input, output, options| {
+            engine.gather(input.elements, None, output, root, options)
+        })
     }
 
     /// Starts a [`gather_v`](Self::gather_v); the output is empty except on the root.
@@ -181,14 +164,9 @@ impl Communicator {
     ) -> Pending<Buffer<T>> {
         let (input, is_root) = (input.into(), self.rank() == root);
         let len = if is_root { self.all_parts(Operation::Gather, &counts, input.len()) } else { Ok(0) };
-        self.start_into(
-            StartedOperation::of::<T>(Operation::Gather, 0).with_counts(&counts).with_root(root),
-            input,
-            len,
-            move |engine, input, output, options| {
-                engine.gather(input.elements, Some(&counts), output, root, options)
-            },
-        )
+        self.start_into(input, len, move |engine, input, output, options| {
+            engine.gather(input.elements, Some(&counts), output, root, options)
+        })
     }
 
     /// Starts a [`scatter`](Self::scatter) of parts of this length. The input is empty except on the root.
@@ -201,14 +179,12 @@ impl Communicator {
         root: usize,
     ) -> Pending<Buffer<T>> {
         let input = input.into();
-        let whole = (self.rank() == root).then_some(("input", input.len()));
-        let len = self.engine.layout(Operation::Scatter, None, ("output", part), whole).map(|_| part);
-        self.start_into(
-            StartedOperation::of::<T>(Operation::Scatter, part).with_root(root),
-            input,
-            len,
-            move |engine, input, output, options| engine.scatter(input.elements, None, output, root, options),
-        )
+        let is_root = self.rank() == root;
+        let checked = check_parts(self.world_size(), Operation::Scatter, input.len(), part);
+        let len = if is_root { checked.map(|()| part) } else { Ok(part) };
+        self.start_into(input, len, move |engine, input, output, options| {
+            engine.scatter(input.elements, None, output, root, options)
+        })
     }
 
     /// Starts a [`scatter_v`](Self::scatter_v). The input is empty except on the root.
@@ -223,14 +199,9 @@ impl Communicator {
         let input = input.into();
         let whole = (self.rank() == root).then_some(("input", input.len()));
         let len = self.own_part(Operation::Scatter, &counts, whole);
-        self.start_into(
-            StartedOperation::of::<T>(Operation::Scatter, 0).with_counts(&counts).with_root(root),
-            input,
-            len,
-            move |engine, input, output, options| {
-                engine.scatter(input.elements, Some(&counts), output, root, options)
-            },
-        )
+        self.start_into(input, len, move |engine, input, output, options| {
+            engine.scatter(input.elements, Some(&counts), output, root, options)
+        })
     }
 
     /// Starts an [`all_to_all`](Self::all_to_all).
@@ -239,12 +210,7 @@ impl Communicator {
     pub fn start_all_to_all<T: Pod + Send>(&mut self, input: impl Into<Buffer<T>>) -> Pending<Buffer<T>> {
         let input = input.into();
         let len = input.len();
-        self.start_into(
-            StartedOperation::of::<T>(Operation::AllToAll, input.len()),
-            input,
-            Ok(len),
-            Engine::all_to_all,
-        )
+        self.start_into(input, Ok(len), Engine::all_to_all)
     }
 
     /// Starts an [`all_to_all_v`](Self::all_to_all_v).
@@ -257,15 +223,10 @@ impl Communicator {
         receive_counts: Vec<usize>,
     ) -> Pending<Buffer<T>> {
         let input = input.into();
-        let len = self.engine.check_part_counts(input.len(), &send_counts, &receive_counts);
-        self.start_into(
-            StartedOperation::of::<T>(Operation::AllToAll, 0),
-            input,
-            len,
-            move |engine, input, output, options| {
-                engine.all_to_all_v(input.elements, &send_counts, output, &receive_counts, options)
-            },
-        )
+        let len = check_part_counts(self.world_size(), input.len(), &send_counts, &receive_counts);
+        self.start_into(input, len, move |engine, input, output, options| {
+            engine.all_to_all_v(input.elements, &send_counts, output, &receive_counts, options)
+        })
     }
 
     /// Starts a [`scan`](Self::scan).
@@ -277,10 +238,7 @@ impl Communicator {
         op: ReduceOp,
     ) -> Pending<Buffer<T>> {
         let buffer: Buffer<T> = buffer.into();
-        let started = StartedOperation::of::<T>(Operation::Scan, buffer.len()).reduced_by(op);
-        self.start(started, buffer, move |engine, buffer, options| {
-            engine.scan(buffer, op, Extent::Inclusive, options)
-        })
+        self.start(buffer, move |engine, buffer, options| engine.scan(buffer, op, Extent::Inclusive, options))
     }
 
     /// Starts an [`exclusive_scan`](Self::exclusive_scan).
@@ -292,10 +250,7 @@ impl Communicator {
         op: ReduceOp,
     ) -> Pending<Buffer<T>> {
         let buffer: Buffer<T> = buffer.into();
-        let started = StartedOperation::of::<T>(Operation::ExclusiveScan, buffer.len()).reduced_by(op);
-        self.start(started, buffer, move |engine, buffer, options| {
-            engine.scan(buffer, op, Extent::Exclusive, options)
-        })
+        self.start(buffer, move |engine, buffer, options| engine.scan(buffer, op, Extent::Exclusive, options))
     }
 
     /// Starts a [`broadcast`](Self::broadcast).
@@ -308,8 +263,7 @@ impl Communicator {
         root: usize,
     ) -> Pending<Buffer<T>> {
         let buffer: Buffer<T> = buffer.into();
-        let started = StartedOperation::of::<T>(Operation::Broadcast, buffer.len()).with_root(root);
-        self.start(started, buffer, move |engine, buffer, options| engine.broadcast(buffer, root, options))
+        self.start(buffer, move |engine, buffer, options| engine.broadcast(buffer, root, options))
     }
 
     /// Starts a [`reduce`](Self::reduce).
@@ -322,26 +276,20 @@ impl Communicator {
         root: usize,
     ) -> Pending<Buffer<T>> {
         let buffer: Buffer<T> = buffer.into();
-        let started =
-            StartedOperation::of::<T>(Operation::Reduce, buffer.len()).reduced_by(op).with_root(root);
-        self.start(started, buffer, move |engine, buffer, options| engine.reduce(buffer, op, root, options))
+        self.start(buffer, move |engine, buffer, options| engine.reduce(buffer, op, root, options))
     }
 
     /// Starts a [`barrier`](Self::barrier).
     #[doc(alias = "MPI_Ibarrier")]
     #[doc(alias = "async_op")]
     pub fn start_barrier(&mut self) -> Pending<()> {
-        self.start(StartedOperation::new(Operation::Barrier), (), |engine, (), options| {
-            engine.barrier(options)
-        })
+        self.start((), |engine, (), options| engine.barrier(options))
     }
 
     /// Starts a [`monitored_barrier`](Self::monitored_barrier).
     #[doc(alias = "monitored_barrier")]
     pub fn start_monitored_barrier(&mut self) -> Pending<()> {
-        self.start(StartedOperation::new(Operation::MonitoredBarrier), (), |engine, (), options| {
-            engine.monitored_barrier(options)
-        })
+        self.start((), |engine, (), options| engine.monitored_barrier(options))
     }
 
     /// Starts to [`send`](Self::send) a message, which `to` receives with [`start_recv`](Self::start_recv).
@@ -392,40 +340,6 @@ impl Communicator {
         })
     }
 
-    /// Passes an operation of all ranks to the worker, with its memory and the options of a call that begins now.
-    /// It is counted among the communicator's calls.
-    pub(crate) fn start<B: Send + 'static>(
-        &mut self,
-        started: StartedOperation,
-        buffer: B,
-        work: impl FnOnce(&mut Engine, &mut B, &CallOptions<'_>) -> Result<()> + Send + 'static,
-    ) -> Pending<B> {
-        let forced = self.settings.forced(started.operation());
-        let started = started.done_by(self.settings.order, forced, self.engine.algorithms());
-        let history = self.engine.count_started(&started);
-        self.start_messages(buffer, move |engine, buffer, options| {
-            engine.continue_at(&history);
-            work(engine, buffer, options)
-        })
-    }
-
-    /// Passes messages to the worker like [`start`](Self::start). Messages are not part of the history.
-    pub(crate) fn start_messages<B: Send + 'static>(
-        &mut self,
-        buffer: B,
-        operation: impl FnOnce(&mut Engine, &mut B, &CallOptions<'_>) -> Result<()> + Send + 'static,
-    ) -> Pending<B> {
-        let (settings, levels) = (self.settings, self.engine.levels().cloned());
-        let deadline = self.runtime.deadline(settings.timeout);
-        match self.worker() {
-            Ok(worker) => worker.start(buffer, deadline, move |engine, buffer| {
-                engine.set_levels(levels);
-                operation(engine, buffer, &CallOptions::until(&settings, deadline))
-            }),
-            Err(error) => Pending::failed(buffer, error),
-        }
-    }
-
     /// Returns the length of this rank's part, if the counts and the whole buffer, where this rank has it, are
     /// valid.
     fn own_part(
@@ -435,26 +349,25 @@ impl Communicator {
         whole: Option<(&'static str, usize)>,
     ) -> Result<usize> {
         let own = counts.get(self.rank()).copied().unwrap_or(0);
-        self.engine.check_counts(operation, counts, ("output", own), whole).map(|_| own)
+        check_counts(self.group.rank, operation, counts, ("output", own), whole).map(|_| own)
     }
 
     /// Returns the length of all parts together, if the counts and this rank's part are valid.
     fn all_parts(&self, operation: Operation, counts: &[usize], own: usize) -> Result<usize> {
-        self.engine.check_counts(operation, counts, ("input", own), None)
+        check_counts(self.group.rank, operation, counts, ("input", own), None)
     }
 
     /// Starts an operation that reads one buffer and writes another. `len` is the length of the output, or the
     /// error of invalid arguments: then no memory is allocated.
     fn start_into<T: Pod + Send>(
         &mut self,
-        started: StartedOperation,
         input: Buffer<T>,
         len: Result<usize>,
         work: impl FnOnce(&mut Engine, CallInput<'_, T>, &mut [T], &CallOptions<'_>) -> Result<()>
         + Send
         + 'static,
     ) -> Pending<Buffer<T>> {
-        self.start(started, input, move |engine, buffer, options| {
+        self.start(input, move |engine, buffer, options| {
             let mut output = engine.output(len?)?;
             work(engine, (&*buffer).into(), &mut output, options)?;
             *buffer = output;

@@ -39,7 +39,7 @@ impl Communicator {
     /// As for [`gather_v`](Self::gather_v).
     #[doc(alias = "MPI_Gatherv")]
     pub fn gather_vec<T: Pod>(&mut self, elements: &[T], root: usize) -> Result<Option<Vec<Vec<T>>>> {
-        self.engine.check_root(Operation::Gather, root)?;
+        self.engine()?.check_root(Operation::Gather, root)?;
         let counts = self.lengths_of_all(elements.len())?;
         let is_root = self.rank() == root;
         let mut gathered = self.zeroed(Operation::Gather, if is_root { &counts } else { &[] })?;
@@ -91,7 +91,7 @@ impl Communicator {
     fn zeroed<T: Pod>(&mut self, operation: Operation, counts: &[usize]) -> Result<Vec<T>> {
         let total = counts.iter().try_fold(0_usize, |total, &count| total.checked_add(count));
         let total = total.ok_or(Error::TotalCount { operation })?;
-        Ok(self.engine.output(total)?.into_vec())
+        Ok(self.engine()?.output(total)?.into_vec())
     }
 }
 

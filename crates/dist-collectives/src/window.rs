@@ -64,7 +64,11 @@ impl Communicator {
     #[doc(alias = "MPI_Win_fence")]
     #[doc(alias = "MPI_Win_create")]
     pub fn open<T: Element>(mut self, buffer: Buffer<T>) -> Result<Window<T>, Failed<Buffer<T>>> {
-        match self.call(|engine, options| engine.open_window(buffer, &options)) {
+        if let Err(error) = self.engine() {
+            return Err(Failed::new(buffer, error));
+        }
+        let opened = self.call(|engine, options| Ok(engine.open_window(buffer, &options)));
+        match opened.expect("nothing is started") {
             Ok((call, open)) => Ok(Window { comm: self, open, call }),
             Err((buffer, error)) => Err(Failed::new(buffer, error)),
         }

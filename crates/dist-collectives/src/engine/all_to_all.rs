@@ -8,7 +8,7 @@ use dist_transport::LazyDeadline;
 use super::arithmetic::Arithmetic;
 use super::memory::{CallInput, CallOperands};
 use super::plan_cache::{CallKey, Collective};
-use super::rank_layout::RankLayout;
+use super::rank_layout::{RankLayout, check_length, total};
 use super::{CallOptions, Engine, copy, reserve};
 use crate::digest::digest;
 use crate::{Call, Error, Operation, Result};
@@ -22,7 +22,7 @@ impl Engine {
     ) -> Result<()> {
         let CallInput { elements: input, ownership } = input;
         let part = self.check_divisible(Operation::AllToAll, input.len())?;
-        Self::check_length(Operation::AllToAll, "output", input.len(), output.len())?;
+        check_length(Operation::AllToAll, "output", input.len(), output.len())?;
         let layout = &RankLayout::even(part, self.world_size());
         let collective = Collective::Direct(DirectCollective::AllToAll);
         let key = CallKey::in_parts::<T>(collective, layout, options).on(ownership);
@@ -47,7 +47,7 @@ impl Engine {
     ) -> Result<()> {
         let operation = Operation::AllToAll;
         let received = self.check_part_counts(input.len(), send_counts, receive_counts)?;
-        Self::check_length(operation, "output", received, output.len())?;
+        check_length(operation, "output", received, output.len())?;
         let algorithm = match options.settings.forced(operation) {
             None => &all_to_all::WINDOWED,
             Some(Algorithm::Messages(algorithm)) if !self.forwards(algorithm) => algorithm,
@@ -68,19 +68,14 @@ impl Engine {
         self.run_compiled(plan, memory.into_bytes(), &Arithmetic::NONE, &options.due)
     }
 
-    /// Checks the counts, and that the input has the length of all sent parts. Returns the length of all received
-    /// parts.
+    /// Checks the counts as [`check_part_counts`] does.
     pub(crate) fn check_part_counts(
         &self,
         input: usize,
         send_counts: &[usize],
         receive_counts: &[usize],
     ) -> Result<usize> {
-        let operation = Operation::AllToAll;
-        let sent = self.total(operation, send_counts)?;
-        let received = self.total(operation, receive_counts)?;
-        Self::check_length(operation, "input", sent, input)?;
-        Ok(received)
+        check_part_counts(self.world_size(), input, send_counts, receive_counts)
     }
 
     /// Returns `true` if an algorithm sends parts through other ranks, as Bruck's does. All parts must then have the
@@ -182,4 +177,18 @@ fn keep_lesser(into: &mut [u8], from: &[u8]) {
     if read(from) < read(into) {
         into.copy_from_slice(from);
     }
+}
+
+/// Checks the counts, and that the input has the length of all sent parts. Returns the length of all received parts.
+pub(crate) fn check_part_counts(
+    world_size: usize,
+    input: usize,
+    send_counts: &[usize],
+    receive_counts: &[usize],
+) -> Result<usize> {
+    let operation = Operation::AllToAll;
+    let sent = total(world_size, operation, send_counts)?;
+    let received = total(world_size, operation, receive_counts)?;
+    check_length(operation, "input", sent, input)?;
+    Ok(received)
 }

@@ -1,5 +1,7 @@
 //! The choice of direct plans: collectives of ranks that share memory, executed without messages.
 
+use std::sync::{Arc, OnceLock};
+
 use dist_algos::direct::{Crossovers, DirectAlgorithm, DirectCase, DirectPlan, Ownership, RemoteAccess};
 use dist_algos::{Algorithm, AlgorithmTable, CollectiveKind};
 use dist_transport::Cause;
@@ -10,14 +12,10 @@ use super::plan_cache::{CallKey, Collective};
 use super::{CallOptions, Engine};
 use crate::{Error, Operation, ReduceKind, Result};
 
-/// The memory that the ranks of the group share.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum SharedMemory {
-    /// Not known yet. The ranks find out together, in the first operation that needs to know.
-    Unknown,
-    Nothing,
-    Memory(GroupLayout),
-}
+/// The memory that the ranks of the group share. They find out together, in the first operation that needs to know.
+/// Clones know it at the same time.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SharedMemory(Arc<OnceLock<Option<GroupLayout>>>);
 
 /// The generations of the two sets of slots that direct calls use in turn. Each reuse of a set is a new generation.
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,6 +28,45 @@ impl SlotGenerations {
         let Self([now, next]) = *self;
         *self = Self([next, now + checked.plan().generations()]);
         checked.set_generation(now);
+    }
+}
+
+impl SharedMemory {
+    /// Returns `true` if the ranks know which memory they share.
+    pub(super) fn is_known(&self) -> bool {
+        self.0.get().is_some()
+    }
+
+    /// Returns the direct algorithm of a table that would be chosen for an operation. Returns `None` if the ranks share no
+    /// memory, or do not know it yet.
+    pub(crate) fn direct_algorithm(
+        &self,
+        (table, world_size): (AlgorithmTable<'static>, usize),
+        (operation, bytes): (Operation, usize),
+        ownership: Ownership,
+        crossovers: Crossovers,
+    ) -> Option<&'static DirectAlgorithm> {
+        let Some(Some(shared)) = self.0.get() else { return None };
+        suggest(table, operation.collective()?, world_size, bytes, (ownership, shared), crossovers)
+    }
+
+    /// Checks that a forced algorithm can access memory of this kind. Succeeds if the ranks do not know their shared
+    /// memory yet.
+    pub(crate) fn check_direct(
+        &self,
+        direct: &'static DirectAlgorithm,
+        ownership: Ownership,
+        world_size: usize,
+    ) -> Result<()> {
+        let algorithm = Algorithm::Direct(direct);
+        match self.0.get() {
+            Some(Some(shared)) if !reaches(direct, ownership, shared.reach) => {
+                Err(Error::NotOpen { algorithm })
+            }
+            Some(None) => Err(Error::NotShared { algorithm }),
+            _ if world_size == 1 => Err(Error::NotShared { algorithm }),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -80,41 +117,6 @@ impl Engine {
         forced.map_or(Ok(None), |direct| Err(Error::NotOpen { algorithm: Algorithm::Direct(direct) }))
     }
 
-    /// Returns the direct algorithm that would be chosen for an operation. Returns `None` if the ranks share no memory,
-    /// or do not know it yet.
-    pub(crate) fn direct_algorithm(
-        &self,
-        operation: Operation,
-        bytes: usize,
-        ownership: Ownership,
-        crossovers: Crossovers,
-    ) -> Option<&'static DirectAlgorithm> {
-        let SharedMemory::Memory(shared) = &self.shared_memory else { return None };
-        let algorithm = suggest(
-            self.algorithms,
-            operation.collective()?,
-            self.world_size(),
-            bytes,
-            (ownership, shared),
-            crossovers,
-        );
-        algorithm.filter(|_| !self.uses_hierarchical())
-    }
-
-    /// Checks that a forced algorithm can access memory of this kind. Succeeds if the ranks do not know their shared
-    /// memory yet.
-    pub(crate) fn check_direct(&self, direct: &'static DirectAlgorithm, ownership: Ownership) -> Result<()> {
-        let algorithm = Algorithm::Direct(direct);
-        match self.shared_memory {
-            SharedMemory::Memory(shared) if !reaches(direct, ownership, shared.reach) => {
-                Err(Error::NotOpen { algorithm })
-            }
-            SharedMemory::Nothing => Err(Error::NotShared { algorithm }),
-            _ if self.world_size() == 1 => Err(Error::NotShared { algorithm }),
-            _ => Ok(()),
-        }
-    }
-
     /// Returns the layout of the memory that the ranks share; `None` if they share none. The first operation of a group
     /// that needs to know establishes the memory on all ranks.
     pub(super) fn shared_memory(
@@ -123,23 +125,20 @@ impl Engine {
         key: &CallKey,
         options: &CallOptions<'_>,
     ) -> Result<Option<GroupLayout>> {
-        if let SharedMemory::Unknown = self.shared_memory {
-            // The transport compares this call, so a rank in another call is detected here too.
-            let call = self.call_of(operation, key, options.settings.order);
-            self.announce(&call, &call.encode_with(self.algorithms));
-            let shm_group =
-                self.transport.shm_group(&options.due).map_err(|source| Error::in_call(call, source))?;
-            // A transport may number the ranks differently in its shared memory. Such memory is not used.
-            let own = shm_group.filter(|shm_group| shm_group.rank() == self.rank);
-            self.shared_memory =
-                own.map_or(SharedMemory::Nothing, |shm_group| SharedMemory::Memory(shm_group.shared()));
-            // Calls state whether the shared memory is known, so earlier plans have the wrong fingerprint.
-            self.invalidate_plans();
+        if let Some(known) = self.shared_memory.0.get() {
+            return Ok(*known);
         }
-        match self.shared_memory {
-            SharedMemory::Memory(shared) => Ok(Some(shared)),
-            _ => Ok(None),
-        }
+        // The transport compares this call, so a rank in another call is detected here too.
+        let call = self.call_of(operation, key, options.settings.order);
+        self.announce(&call, &call.encode_with(self.algorithms));
+        let shm_group =
+            self.transport.shm_group(&options.due).map_err(|source| Error::in_call(call, source))?;
+        // A transport may number the ranks differently in its shared memory. Such memory is not used.
+        let own = shm_group.filter(|shm_group| shm_group.rank() == self.rank);
+        let shared = own.map(|shm_group| shm_group.shared());
+        // Calls state whether the shared memory is known, so earlier plans have the wrong fingerprint.
+        self.invalidate_plans();
+        Ok(*self.shared_memory.0.get_or_init(|| shared))
     }
 }
 

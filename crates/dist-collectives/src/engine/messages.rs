@@ -194,6 +194,12 @@ impl MessageChannel {
         }
     }
 
+    /// Creates the channel of an engine that only executes collectives.
+    pub(super) fn closed() -> Self {
+        let transport = Err(TransportError::Members { members: Vec::new() }.into());
+        Self { transport, queues: Vec::new(), sources: Vec::new(), next_source: 0, encoded: None }
+    }
+
     pub(super) fn traffic(&self) -> Traffic {
         self.transport.as_ref().map_or_else(|_| Traffic::default(), |transport| transport.traffic())
     }
@@ -573,7 +579,6 @@ impl Engine {
         Call {
             channel: self.channel,
             sequence: 0,
-            started: self.history.is_of_worker(),
             operation: Operation::Message,
             element: Some(ElementType::of::<T>()),
             count: count as u64,
@@ -582,7 +587,6 @@ impl Engine {
             root: sender.map(|sender| self.code(sender)),
             algorithm: None,
             order: None,
-            part: 0,
             past: HistoryDigest::default(),
             after_agreement: false,
         }

@@ -1,4 +1,4 @@
-//! The engine executes the collectives of one group, on the caller's thread or on the worker's thread.
+//! The engine executes the collectives of one group, on one thread at a time.
 //!
 //! Every collective has the same phases: check the arguments, [compile](Engine::compile) the call or find it in the
 //! plan cache, [execute](Engine::execute) it. Compiling chooses the algorithm, decides between messages and shared
@@ -30,11 +30,12 @@ use dist_transport::{
     Cause, Chain, ChannelId, Combine, Deadline, Fingerprint, LazyDeadline, Rank, Runtime, Traffic, Transport,
 };
 
-use crate::history::{History, HistoryEvent, StartedOperation};
+use crate::history::{History, HistoryEvent};
 use crate::settings::Settings;
 use crate::two_level::HostLevels;
 use crate::{Buffer, Call, ElementType, Error, Operation, Result};
-use direct::{SharedMemory, SlotGenerations};
+pub(crate) use direct::SharedMemory;
+use direct::SlotGenerations;
 pub(crate) use direct_access::WindowBuffer;
 pub(crate) use memory::CallInput;
 pub(crate) use messages::FoundMessage;
@@ -43,7 +44,10 @@ use plan_cache::PlanCache;
 use wide::WidenedBuffers;
 pub(crate) use wide::alloc;
 
+pub(crate) use all_to_all::check_part_counts;
+pub(crate) use rank_layout::{check_counts, check_parts};
 pub use reductions::BLOCK_BYTES_OF_RANK;
+pub(crate) use reductions::bytes_at_once;
 
 /// Settings and deadline of one call.
 #[derive(Clone, Debug)]
@@ -81,12 +85,12 @@ impl<'a> CallOptions<'a> {
     }
 }
 
-/// Executes the calls of a communicator, or of its worker, on one transport.
+/// Executes the collectives of a communicator, or its messages, on one transport.
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) transport: Box<dyn Transport>,
     rank: Rank,
-    /// The channel of the communicator. The worker's calls name it too, although they use another channel.
+    /// The channel of the communicator. Started messages name it too, although they use another channel.
     channel: u64,
     /// The algorithms that calls are compiled with; the same on every rank.
     algorithms: AlgorithmTable<'static>,
@@ -111,19 +115,38 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// Creates the engine of the communicator with this channel and this history, which chooses from this table of
-    /// algorithms.
+    /// Creates the engine for the collectives of the communicator with this channel and this history, which chooses from
+    /// this table of algorithms.
     pub(crate) fn new(
+        transport: Box<dyn Transport>,
+        channel: ChannelId,
+        history: History,
+        algorithms: AlgorithmTable<'static>,
+    ) -> Self {
+        Self::with_messages(transport, channel, history, algorithms, MessageChannel::closed())
+    }
+
+    /// Creates the engine for the messages of the communicator with this channel.
+    pub(crate) fn of_messages(
+        mut transport: Box<dyn Transport>,
+        channel: ChannelId,
+        algorithms: AlgorithmTable<'static>,
+    ) -> Self {
+        let messages = MessageChannel::new(&mut *transport);
+        Self::with_messages(transport, channel, History::NEW, algorithms, messages)
+    }
+
+    fn with_messages(
         mut transport: Box<dyn Transport>,
         channel: ChannelId,
         history: History,
         algorithms: AlgorithmTable<'static>,
+        messages: MessageChannel,
     ) -> Self {
         transport.set_call_formatter(|fingerprint| Call::decode(fingerprint).map(|call| call.to_string()));
         let (hosts, ranks) = (transport.hosts(), transport.rank().world_size());
         let on_one_host = hosts.iter().all(|host| *host == hosts[0]);
         let cores = if on_one_host { transport.cores() } else { ranks };
-        let messages = MessageChannel::new(&mut *transport);
         Self {
             rank: transport.rank(),
             on_one_host,
@@ -133,7 +156,7 @@ impl Engine {
             algorithms,
             history,
             scratch: Scratch::new(),
-            shared_memory: SharedMemory::Unknown,
+            shared_memory: SharedMemory::default(),
             slot_generations: SlotGenerations::default(),
             plan_cache: PlanCache::default(),
             messages,
@@ -151,16 +174,18 @@ impl Engine {
         self.rank.world_size()
     }
 
-    pub(crate) const fn algorithms(&self) -> AlgorithmTable<'static> {
-        self.algorithms
-    }
-
     pub(crate) const fn placement(&self) -> Placement {
         self.placement
     }
 
-    pub(crate) fn levels(&self) -> Option<&Arc<HostLevels>> {
-        self.levels.as_ref()
+    /// Returns `true` if all ranks of the group run on one host.
+    pub(crate) const fn is_on_one_host(&self) -> bool {
+        self.on_one_host
+    }
+
+    /// Returns the memory that the ranks share, which they may not know yet.
+    pub(crate) fn known_shared_memory(&self) -> SharedMemory {
+        self.shared_memory.clone()
     }
 
     /// Returns `true` if two-level algorithms can be chosen.
@@ -190,22 +215,9 @@ impl Engine {
         &self.history
     }
 
-    /// Adds a started operation to the history. Returns the history before it, from which the worker continues.
-    pub(crate) fn count_started(&mut self, started: &StartedOperation) -> History {
-        let before = self.history;
-        self.history.add_call(HistoryEvent::started(started));
-        before
-    }
-
     /// Returns the history, to mark calls that the user has not made.
     pub(crate) const fn history_mut(&mut self) -> &mut History {
         &mut self.history
-    }
-
-    /// Continues the worker's history with an operation. `history` is that of the communicator when the operation was
-    /// started.
-    pub(crate) const fn continue_at(&mut self, history: &History) {
-        self.history.continue_at(history);
     }
 
     /// Returns a rank whose message this rank has not received, by its number in the world; `None` if all were
@@ -287,19 +299,6 @@ impl Engine {
     /// Returns the number of a rank in the world, as calls encode it.
     fn code(&self, rank: usize) -> u32 {
         u32::try_from(self.in_world(rank)).expect("a world has fewer than 2^32 ranks")
-    }
-
-    fn check_parts(&self, operation: Operation, whole: usize, part: usize) -> Result<()> {
-        let world_size = self.world_size();
-        if part.checked_mul(world_size) == Some(whole) {
-            Ok(())
-        } else {
-            Err(Error::Parts { operation, whole, part, world_size })
-        }
-    }
-
-    fn check_length(operation: Operation, buffer: &'static str, expected: usize, got: usize) -> Result<()> {
-        if expected == got { Ok(()) } else { Err(Error::Length { operation, buffer, expected, got }) }
     }
 
     /// Returns the number of elements of each rank's part of a buffer.

@@ -9,7 +9,6 @@ use dist_algos::{
 };
 use dist_transport::{Fingerprint, Transport};
 
-use super::direct::SharedMemory;
 use super::direct_access::CheckedPlan;
 use super::rank_layout::RankLayout;
 use super::{CallOptions, Engine};
@@ -206,8 +205,7 @@ impl CompiledCall {
     /// Begins the next call of this kind.
     #[inline]
     fn begin(&mut self, history: &mut History, transport: &mut dyn Transport) {
-        self.call =
-            Call { sequence: history.sequence(), part: history.part(), past: history.past(), ..self.call };
+        self.call = Call { sequence: history.sequence(), past: history.past(), ..self.call };
         self.call.patch(&mut self.next);
         debug_assert_eq!(
             self.next.0[..ALGORITHM],
@@ -224,8 +222,7 @@ impl CompiledCall {
     /// would wait until the stores have left the core (a failed store-to-load forwarding).
     #[inline]
     fn expect(&mut self, history: &History) {
-        let (sequence, part, past) = (history.sequence(), history.part(), history.past());
-        Call { sequence, part, past, ..self.call }.patch(&mut self.next);
+        Call { sequence: history.sequence(), past: history.past(), ..self.call }.patch(&mut self.next);
     }
 
     /// Returns `true` if the program reads the input in place. Otherwise the caller copies the input into the buffer.
@@ -465,7 +462,6 @@ impl Engine {
         Call {
             channel: self.channel,
             sequence: self.history.sequence(),
-            started: self.history.is_of_worker(),
             operation,
             element: key.element,
             count: key.count as u64,
@@ -474,9 +470,8 @@ impl Engine {
             root: key.collective.root().map(|root| self.code(root)),
             algorithm: None,
             order: key.op.map(|_| order),
-            part: self.history.part(),
             past: self.history.past(),
-            after_agreement: !matches!(self.shared_memory, SharedMemory::Unknown),
+            after_agreement: self.shared_memory.is_known(),
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use dist_algos::Partition;
+use dist_transport::Rank;
 
 use super::Engine;
 use crate::digest::digest;
@@ -37,36 +38,58 @@ impl Engine {
         whole: Option<(&'static str, usize)>,
     ) -> Result<RankLayout> {
         let Some(counts) = counts else {
-            whole.map_or(Ok(()), |(_, len)| self.check_parts(operation, len, part_len))?;
+            whole.map_or(Ok(()), |(_, len)| check_parts(self.world_size(), operation, len, part_len))?;
             return Ok(RankLayout::even(part_len, self.world_size()));
         };
-        self.check_counts(operation, counts, (part, part_len), whole)?;
+        check_counts(self.rank, operation, counts, (part, part_len), whole)?;
         Ok(RankLayout::counted(counts))
-    }
-
-    /// Checks counts as [`layout`](Self::layout) does. Returns the length of all parts together.
-    pub(crate) fn check_counts(
-        &self,
-        operation: Operation,
-        counts: &[usize],
-        (part, part_len): (&'static str, usize),
-        whole: Option<(&'static str, usize)>,
-    ) -> Result<usize> {
-        let total = self.total(operation, counts)?;
-        Self::check_length(operation, part, counts[self.rank.index()], part_len)?;
-        whole.map_or(Ok(()), |(name, len)| Self::check_length(operation, name, total, len))?;
-        Ok(total)
     }
 
     /// Returns the sum of counts, one for each rank.
     pub(crate) fn total(&self, operation: Operation, counts: &[usize]) -> Result<usize> {
-        let world_size = self.world_size();
-        if counts.len() != world_size {
-            return Err(Error::Counts { operation, counts: counts.len(), world_size });
-        }
-        let total = counts.iter().try_fold(0_usize, |total, &count| total.checked_add(count));
-        total.ok_or(Error::TotalCount { operation })
+        total(self.world_size(), operation, counts)
     }
+}
+
+/// Checks counts as [`Engine::layout`] does. Returns the length of all parts together.
+pub(crate) fn check_counts(
+    rank: Rank,
+    operation: Operation,
+    counts: &[usize],
+    (part, part_len): (&'static str, usize),
+    whole: Option<(&'static str, usize)>,
+) -> Result<usize> {
+    let total = total(rank.world_size(), operation, counts)?;
+    check_length(operation, part, counts[rank.index()], part_len)?;
+    whole.map_or(Ok(()), |(name, len)| check_length(operation, name, total, len))?;
+    Ok(total)
+}
+
+/// Checks that a buffer consists of equal parts of this length, one for each rank.
+pub(crate) fn check_parts(world_size: usize, operation: Operation, whole: usize, part: usize) -> Result<()> {
+    if part.checked_mul(world_size) == Some(whole) {
+        Ok(())
+    } else {
+        Err(Error::Parts { operation, whole, part, world_size })
+    }
+}
+
+pub(super) fn check_length(
+    operation: Operation,
+    buffer: &'static str,
+    expected: usize,
+    got: usize,
+) -> Result<()> {
+    if expected == got { Ok(()) } else { Err(Error::Length { operation, buffer, expected, got }) }
+}
+
+/// Returns the sum of counts, one for each rank.
+pub(super) fn total(world_size: usize, operation: Operation, counts: &[usize]) -> Result<usize> {
+    if counts.len() != world_size {
+        return Err(Error::Counts { operation, counts: counts.len(), world_size });
+    }
+    let total = counts.iter().try_fold(0_usize, |total, &count| total.checked_add(count));
+    total.ok_or(Error::TotalCount { operation })
 }
 
 impl RankLayout {

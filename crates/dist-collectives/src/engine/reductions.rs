@@ -41,14 +41,9 @@ impl Engine {
         self.execute(plan, CallOperands::of(buffer), op, options)
     }
 
-    /// Returns how many bytes an operation's algorithm processes at a time. It is the whole buffer, except for an
-    /// all_reduce on one host. There a round costs little, and a block is sent, reduced and received again while it is
-    /// in the cache.
-    pub(crate) fn bytes_at_once(&self, operation: Operation, bytes: usize) -> usize {
-        match operation {
-            Operation::AllReduce if self.on_one_host => bytes.min(BLOCK_BYTES_OF_RANK * self.world_size()),
-            _ => bytes,
-        }
+    /// Returns how many bytes an operation's algorithm processes at a time.
+    pub(super) fn bytes_at_once(&self, operation: Operation, bytes: usize) -> usize {
+        bytes_at_once(operation, bytes, self.on_one_host.then_some(self.world_size()))
     }
 
     pub(crate) fn reduce<T: Element>(
@@ -187,5 +182,16 @@ impl Engine {
             buffer.fill(identity(op));
         }
         Ok(())
+    }
+}
+
+/// Returns how many bytes an operation's algorithm processes at a time. It is the whole buffer, except for an
+/// all_reduce on one host. There a round costs little, and a block is sent, reduced and received again while it is
+/// in the cache.
+/// `on_one_host` is the number of ranks if all run on one host.
+pub(crate) fn bytes_at_once(operation: Operation, bytes: usize, on_one_host: Option<usize>) -> usize {
+    match (operation, on_one_host) {
+        (Operation::AllReduce, Some(ranks)) => bytes.min(BLOCK_BYTES_OF_RANK * ranks),
+        _ => bytes,
     }
 }

@@ -41,7 +41,7 @@ impl Communicator {
             Some(rows) => *rows = rows.saturating_mul(self.world_size()),
             None => dims.push(self.world_size()),
         }
-        let mut output = shape::zeroed(&mut self.engine, Operation::AllGather, IxDyn(&dims))?;
+        let mut output = shape::zeroed(self.engine()?, Operation::AllGather, IxDyn(&dims))?;
         let sizes = shape::digest_of(input.shape());
         let (elements, slice) = (shape::elements(input), slice(&mut output));
         self.call(|engine, options| {
@@ -64,9 +64,9 @@ impl Communicator {
     ) -> Result<Array<T, D>> {
         let operation = Operation::AllGather;
         let (own, row) = shape::rows(operation, input)?;
-        let all = self.engine.total(operation, rows)?;
+        let all = self.engine()?.total(operation, rows)?;
         shape::check_rows(operation, rows[self.rank()], own)?;
-        let mut output = shape::zeroed(&mut self.engine, operation, shape::with_rows(input, all))?;
+        let mut output = shape::zeroed(self.engine()?, operation, shape::with_rows(input, all))?;
         let sizes = shape::digest_of_rows(rows, row);
         let (elements, counts) = (shape::elements(input), shape::counts(rows, row));
         let slice = slice(&mut output);
@@ -95,7 +95,7 @@ impl Communicator {
             return Err(Error::IndivisibleRows { operation, rows, world_size });
         }
         let mut output =
-            shape::zeroed(&mut self.engine, operation, shape::with_rows(input, rows / world_size))?;
+            shape::zeroed(self.engine()?, operation, shape::with_rows(input, rows / world_size))?;
         let sizes = shape::digest_of(input.shape());
         let (elements, slice) = (shape::elements(input), slice(&mut output));
         self.call(|engine, options| {
@@ -119,9 +119,9 @@ impl Communicator {
     ) -> Result<Array<T, D>> {
         let operation = Operation::ReduceScatter;
         let (all, row) = shape::rows(operation, input)?;
-        shape::check_rows(operation, self.engine.total(operation, rows)?, all)?;
+        shape::check_rows(operation, self.engine()?.total(operation, rows)?, all)?;
         let rank = self.rank();
-        let mut output = shape::zeroed(&mut self.engine, operation, shape::with_rows(input, rows[rank]))?;
+        let mut output = shape::zeroed(self.engine()?, operation, shape::with_rows(input, rows[rank]))?;
         let sizes = shape::digest_of_rows(rows, row);
         let (elements, counts) = (shape::elements(input), shape::counts(rows, row));
         let slice = slice(&mut output);
@@ -140,7 +140,7 @@ impl Communicator {
     #[doc(alias = "all_to_all_single")]
     #[doc(alias = "MPI_Alltoall")]
     pub fn all_to_all_array<T: Pod, D: Dimension>(&mut self, input: &ArrayRef<T, D>) -> Result<Array<T, D>> {
-        let mut output = shape::zeroed(&mut self.engine, Operation::AllToAll, input.raw_dim())?;
+        let mut output = shape::zeroed(self.engine()?, Operation::AllToAll, input.raw_dim())?;
         let sizes = shape::digest_of(input.shape());
         let (elements, slice) = (shape::elements(input), slice(&mut output));
         self.call(|engine, options| {
@@ -161,8 +161,8 @@ impl Communicator {
         send_counts: &[usize],
         receive_counts: &[usize],
     ) -> Result<Array1<T>> {
-        let received = self.engine.check_part_counts(input.len(), send_counts, receive_counts)?;
-        let mut output = shape::zeroed(&mut self.engine, Operation::AllToAll, Ix1(received))?;
+        let received = self.engine()?.check_part_counts(input.len(), send_counts, receive_counts)?;
+        let mut output = shape::zeroed(self.engine()?, Operation::AllToAll, Ix1(received))?;
         let (elements, slice) = (shape::elements(input), slice(&mut output));
         self.call(|engine, options| {
             engine.all_to_all_v(&elements, send_counts, slice, receive_counts, &options)

@@ -10,7 +10,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::engine::{CallOptions, Engine};
-use crate::history::StartedOperation;
 use crate::{Buffer, Communicator, Error, Operation, Pending, Result};
 
 /// Maximum length of the encoding of one rank's value, in bytes.
@@ -148,7 +147,7 @@ impl Communicator {
     /// [`Error::Value`] on both ranks if it cannot be encoded. As for [`send`](Self::send).
     #[doc(alias = "send_object_list")]
     pub fn send_value<V: Serialize>(&mut self, value: &V, to: usize) -> Result<()> {
-        self.call(|engine, options| engine.send_value(value, to, &options))
+        self.call_messages(|engine, options| engine.send_value(value, to, &options))
     }
 
     /// Receives the oldest value that `from` has sent with [`send_value`](Self::send_value) and this rank has not
@@ -172,7 +171,7 @@ impl Communicator {
     /// [`Error::Value`] if it could not be encoded, or cannot be decoded as a `V`. As for [`recv`](Self::recv).
     #[doc(alias = "recv_object_list")]
     pub fn recv_value<V: DeserializeOwned>(&mut self, from: usize) -> Result<V> {
-        self.call(|engine, options| engine.receive_value(from, &options))
+        self.call_messages(|engine, options| engine.receive_value(from, &options))
     }
 
     /// Starts a [`broadcast_value`](Self::broadcast_value), which returns `Some`. After an error this rank's value
@@ -183,14 +182,10 @@ impl Communicator {
         value: Option<V>,
         root: usize,
     ) -> Pending<Option<V>> {
-        self.start(
-            StartedOperation::new(Operation::Broadcast).with_root(root),
-            value,
-            move |engine, value, options| {
-                *value = Some(engine.broadcast_value(value.as_ref(), root, options)?);
-                Ok(())
-            },
-        )
+        self.start(value, move |engine, value, options| {
+            *value = Some(engine.broadcast_value(value.as_ref(), root, options)?);
+            Ok(())
+        })
     }
 
     /// Starts a [`gather_values`](Self::gather_values), which returns the values of all ranks on the root and none
@@ -201,14 +196,10 @@ impl Communicator {
         value: V,
         root: usize,
     ) -> Pending<Vec<V>> {
-        self.start(
-            StartedOperation::new(Operation::Gather).with_root(root),
-            vec![value],
-            move |engine, values, options| {
-                *values = engine.gather_values(&values[0], root, options)?.unwrap_or_default();
-                Ok(())
-            },
-        )
+        self.start(vec![value], move |engine, values, options| {
+            *values = engine.gather_values(&values[0], root, options)?.unwrap_or_default();
+            Ok(())
+        })
     }
 
     /// Starts an [`all_gather_values`](Self::all_gather_values). After an error this rank's value is returned.
@@ -217,7 +208,7 @@ impl Communicator {
         &mut self,
         value: V,
     ) -> Pending<Vec<V>> {
-        self.start(StartedOperation::new(Operation::AllGather), vec![value], |engine, values, options| {
+        self.start(vec![value], |engine, values, options| {
             *values = engine.all_gather_values(&values[0], options)?;
             Ok(())
         })

@@ -1,11 +1,15 @@
 //! Operations that do not block.
 
+use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use dist_collectives::{Buffer, Communicator, Error, ReduceOp};
+use dist_collectives::{Buffer, Communicator, Error, Pending, ReduceOp};
 use dist_testkit::oracle::{self, Reduction};
-use dist_transport::runtime::Runtime;
+use dist_transport::runtime::{Runtime, Unparker};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -55,16 +59,16 @@ fn they_run_under_virtual_time_the_same_way_for_the_same_seed() {
     assert_eq!(first.results, vec![vec![0.0, 3.0, 6.0, 9.0, 12.0]; 3]);
 }
 
-/// A start is counted among the calls, and so is a fork.
+/// A started collective is counted among the calls, and so is a fork.
 #[test]
 fn ranks_that_fork_before_and_after_a_start_get_an_error() {
     worlds::run(Network::Simulated, 2, |mut comm| {
         let early = (comm.rank() == 0).then(|| comm.start_all_reduce(vec![1_i32], ReduceOp::Sum));
         let mut fork = comm.fork().unwrap();
         let pending = early.unwrap_or_else(|| comm.start_all_reduce(vec![1_i32], ReduceOp::Sum));
-        let error = fork.barrier().and(pending.wait().map(drop).map_err(Error::from)).unwrap_err();
+        let error = pending.wait().map(drop).map_err(Error::from).and(fork.barrier()).unwrap_err();
         let text = error.to_string();
-        assert!(text.contains("an earlier call differed") && text.contains("started all_reduce"), "{text}");
+        assert!(text.contains("an earlier call differed") && text.contains("made a fork"), "{text}");
     });
 }
 
@@ -88,7 +92,7 @@ fn the_deadline_begins_at_the_start_and_the_buffer_comes_back() {
         assert_eq!(failed.buffer.len(), 9);
         assert!(failed.error.is_timeout());
         assert_eq!(failed.error.peer(), Some(1));
-        assert!(Error::from(failed).to_string().starts_with("started all_reduce (call 1) of 9 f32"));
+        assert!(Error::from(failed).to_string().starts_with("all_reduce (call 1) of 9 f32"));
     });
     assert_eq!(outcome.elapsed, 2 * MINUTE);
 }
@@ -134,6 +138,108 @@ fn testing_never_waits_and_returns_the_memory_of_an_operation_that_has_ended() {
                 comm.runtime().park(Some(soon));
             };
             assert_eq!(maximum, [1], "{network:?}");
+        });
+    }
+}
+
+/// Messages are separate from collectives, so a send does not wait for the collective that its receiver makes later.
+#[test]
+fn a_message_does_not_wait_for_a_started_collective() {
+    for &network in Network::ALL {
+        worlds::run(network, 2, move |mut comm| {
+            let mut received = [0_u8];
+            if comm.rank() == 0 {
+                let pending = comm.start_barrier();
+                comm.send(&[7_u8], 1).unwrap();
+                pending.wait().unwrap();
+            } else {
+                comm.recv(&mut received, 0).unwrap();
+                assert_eq!(received, [7], "{network:?}");
+                comm.barrier().unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn a_call_that_cannot_begin_before_its_deadline_says_so() {
+    let _outcome = sim::run(1, 2, |transport| {
+        let mut comm = Communicator::new(transport);
+        if comm.rank() == 1 {
+            comm.runtime().sleep(2 * MINUTE);
+            return assert!(comm.barrier().is_err());
+        }
+        let first = comm.start_barrier();
+        let error = comm.with_timeout(MINUTE / 4).barrier().unwrap_err();
+        assert!(matches!(error, Error::NotStarted { limit } if limit == MINUTE / 4), "{error:?}");
+        assert_eq!(comm.runtime().now(), MINUTE / 4);
+        let told = first.wait().unwrap_err();
+        assert!(matches!(*told.error, Error::Aborted { rank: 0, .. }), "{told:?}");
+    });
+}
+
+/// Waits for a future on the calling thread.
+fn block_on<F: Future + Unpin>(runtime: &Runtime, mut future: F) -> F::Output {
+    struct Unpark(Unparker);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(runtime.unparker())));
+    loop {
+        if let Poll::Ready(output) = Pin::new(&mut future).poll(&mut Context::from_waker(&waker)) {
+            return output;
+        }
+        runtime.park(None);
+    }
+}
+
+#[test]
+fn a_handle_is_a_future() {
+    for &network in Network::ALL {
+        worlds::run(network, 2, move |mut comm| {
+            let runtime = comm.runtime().clone();
+            if comm.rank() == 1 {
+                runtime.sleep(Duration::from_millis(1));
+            }
+            for _ in 0..10 {
+                let pending = comm.start_all_reduce(vec![comm.rank() as u64 + 1], ReduceOp::Sum);
+                let sum = block_on(&runtime, pending).unwrap();
+                assert_eq!(sum.into_vec(), [3], "{network:?}");
+            }
+            let failed = block_on(&runtime, comm.start_all_reduce(vec![1_u8], ReduceOp::Mean)).unwrap_err();
+            assert!(matches!(*failed.error, Error::Unreducible { .. }));
+        });
+    }
+}
+
+#[test]
+fn one_of_several_operations_is_waited_for() {
+    for &network in Network::ALL {
+        worlds::run(network, 2, move |mut comm| {
+            let mut forks = [comm.fork().unwrap(), comm.fork().unwrap()];
+            let mut pending: Vec<_> = forks
+                .iter_mut()
+                .zip([10_u64, 20])
+                .map(|(fork, value)| {
+                    (fork.rank() == 0 || value == 20)
+                        .then(|| fork.start_all_reduce(vec![value], ReduceOp::Sum))
+                })
+                .collect();
+            let (index, sum) = Pending::wait_any(&mut pending).unwrap();
+            assert_eq!((index, sum.unwrap().into_vec()), (1, vec![40]), "{network:?}");
+            assert!(pending[1].is_none());
+            // Rank 1 starts the other one after this.
+            comm.barrier().unwrap();
+            if comm.rank() == 1 {
+                pending[0] = Some(forks[0].start_all_reduce(vec![11], ReduceOp::Sum));
+            }
+            let mut done = Pending::wait_some(&mut pending);
+            let (index, sum) = done.pop().unwrap();
+            assert_eq!((index, sum.unwrap().into_vec()), (0, vec![21]), "{network:?}");
+            assert!(done.is_empty() && Pending::wait_any(&mut pending).is_none());
+            assert!(Pending::test_any(&mut pending).is_none());
         });
     }
 }

@@ -111,7 +111,7 @@ impl ForwardingTransport for Single {
 }
 
 #[test]
-fn a_transport_without_a_fork_is_asked_once_for_each_use_and_blocking_collectives_work() {
+fn a_transport_without_a_fork_is_asked_once_and_blocking_collectives_work() {
     let outcome = sim::run(1, 1, |transport| {
         let asked = Arc::new(AtomicUsize::new(0));
         let mut comm = Communicator::new(Single { transport, asked: Arc::clone(&asked) });
@@ -127,5 +127,5 @@ fn a_transport_without_a_fork_is_asked_once_for_each_use_and_blocking_collective
         assert!(matches!(comm.send(&[1_u8], 0), Err(Error::NoMessages(_))));
         asked.load(Ordering::Relaxed)
     });
-    assert_eq!(outcome.results, [2]);
+    assert_eq!(outcome.results, [1]);
 }

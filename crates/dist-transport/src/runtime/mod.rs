@@ -155,6 +155,12 @@ impl Runtime {
         }
     }
 
+    /// Makes timed waits of the calling thread exact to a few microseconds. By default the system may prolong a wait by
+    /// about 50 µs, to wake several threads at once.
+    pub fn make_waits_exact(&self) {
+        self.0.make_waits_exact();
+    }
+
     /// Returns a handle that wakes the calling thread.
     pub fn unparker(&self) -> Unparker {
         Unparker(self.0.current())
@@ -221,6 +227,8 @@ pub trait Executor: Send + Sync {
     fn spawn(&self, name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<()>;
     /// Waits until the calling thread is woken or the clock reaches `until`.
     fn park(&self, until: Option<Duration>);
+    /// Makes timed waits of the calling thread exact to a few microseconds, if the system can.
+    fn make_waits_exact(&self) {}
     /// Returns a handle that wakes the calling thread.
     fn current(&self) -> Arc<dyn Wake>;
     /// Lets other threads run.

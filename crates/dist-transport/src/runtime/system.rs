@@ -59,6 +59,12 @@ impl Executor for System {
         }
     }
 
+    #[cfg(all(feature = "tcp", target_os = "linux"))]
+    fn make_waits_exact(&self) {
+        // A system that refuses it only waits longer.
+        let _refused = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
+    }
+
     fn current(&self) -> Arc<dyn Wake> {
         Arc::new(ThreadWaker(thread::current()))
     }

@@ -81,6 +81,13 @@ pub(super) struct Case {
     pub(super) failed: Given,
 }
 
+impl Case {
+    /// Returns `true` for messages, which are a stream of their own.
+    pub(super) fn is_message(&self) -> bool {
+        matches!(self.name, "send" | "recv" | "send_recv" | "batch")
+    }
+}
+
 /// The use of the input by an operation.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Given {
