@@ -294,7 +294,7 @@ impl Communicator {
 
     /// Starts to [`send`](Self::send) a message, which `to` receives with [`start_recv`](Self::start_recv).
     ///
-    /// It begins when all operations that were started before have ended. It may end before `to` has received the
+    /// It begins when all messages that were started before have ended. It may end before `to` has received the
     /// message, or only then. Ranks that send to each other must start both directions at once, with
     /// [`start_send_recv`](Self::start_send_recv) or [`start_batch`](Self::start_batch). If each rank started to
     /// receive before it sent, all would wait for ever.
@@ -311,7 +311,7 @@ impl Communicator {
     }
 
     /// Starts to [receive](Self::recv) a message that `from` sends with [`start_send`](Self::start_send).
-    /// Operations that are started later wait for it, so messages in both directions must be started [at
+    /// Messages that are started later wait for it, so messages in both directions must be started [at
     /// once](Self::start_send).
     #[doc(alias = "MPI_Irecv")]
     #[doc(alias = "irecv")]

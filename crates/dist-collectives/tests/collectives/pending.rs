@@ -215,6 +215,25 @@ fn a_handle_is_a_future() {
 }
 
 #[test]
+fn handles_are_waited_for_on_several_threads() {
+    for &network in Network::ALL {
+        worlds::run(network, 2, move |mut comm| {
+            let runtime = comm.runtime().clone();
+            for round in 0..20_u64 {
+                let start = |value| comm.start_all_reduce(vec![value + round], ReduceOp::Sum);
+                let [first, second, third] = [1, 2, 3].map(start);
+                let wait = move || third.wait().unwrap().into_vec();
+                let task = runtime.spawn("waiter", wait).unwrap();
+                assert_eq!(second.wait().unwrap().into_vec(), [2 * (2 + round)], "{network:?}");
+                assert_eq!(task.join().unwrap(), [2 * (3 + round)], "{network:?}");
+                assert_eq!(first.wait().unwrap().into_vec(), [2 * (1 + round)], "{network:?}");
+                comm.barrier().unwrap();
+            }
+        });
+    }
+}
+
+#[test]
 fn one_of_several_operations_is_waited_for() {
     for &network in Network::ALL {
         worlds::run(network, 2, move |mut comm| {
