@@ -90,7 +90,8 @@ const EXECUTING: u8 = 2;
 /// starts operations and waits for each need not wake it, which takes several microseconds.
 const NAP: Duration = Duration::from_micros(30);
 
-/// The number of naps without a start before the worker sleeps until it is woken.
+/// The number of naps without a start before the worker sleeps until it is woken. It does not nap on a runtime that wakes
+/// threads at no cost.
 const NAPS_MAX: u32 = 3;
 
 /// The number of polls after which a spinning worker begins an operation, about 2 µs. A thread that waits for the
@@ -252,6 +253,7 @@ impl OperationQueue {
     pub(crate) fn work(&self) {
         self.runtime().make_waits_exact();
         let unparker = self.runtime().unparker();
+        let naps_max = if self.runtime().is_waking_slow() { NAPS_MAX } else { 0 };
         let (mut seen, mut naps) = (0, 0);
         loop {
             let mut state = self.lock();
@@ -278,7 +280,7 @@ impl OperationQueue {
             if state.is_ready() || state.is_closed && !state.engine.is_executing() {
                 continue;
             }
-            let naps_again = naps < NAPS_MAX;
+            let naps_again = naps < naps_max;
             naps += 1;
             let until = if naps_again {
                 state.worker = WorkerSleep::Napping(unparker.clone());

@@ -155,6 +155,12 @@ impl Runtime {
         }
     }
 
+    /// Returns `true` if it takes a thread several microseconds to wake another one. A thread that expects to be woken
+    /// soon may then look by itself at intervals.
+    pub fn is_waking_slow(&self) -> bool {
+        self.0.is_waking_slow()
+    }
+
     /// Makes timed waits of the calling thread exact to a few microseconds. By default the system may prolong a wait by
     /// about 50 µs, to wake several threads at once.
     pub fn make_waits_exact(&self) {
@@ -227,6 +233,10 @@ pub trait Executor: Send + Sync {
     fn spawn(&self, name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<()>;
     /// Waits until the calling thread is woken or the clock reaches `until`.
     fn park(&self, until: Option<Duration>);
+    /// Returns `true` if it takes a thread several microseconds to wake another one.
+    fn is_waking_slow(&self) -> bool {
+        false
+    }
     /// Makes timed waits of the calling thread exact to a few microseconds, if the system can.
     fn make_waits_exact(&self) {}
     /// Returns a handle that wakes the calling thread.

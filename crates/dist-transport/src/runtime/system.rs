@@ -59,6 +59,10 @@ impl Executor for System {
         }
     }
 
+    fn is_waking_slow(&self) -> bool {
+        true
+    }
+
     #[cfg(all(feature = "tcp", target_os = "linux"))]
     fn make_waits_exact(&self) {
         // A system that refuses it only waits longer.
