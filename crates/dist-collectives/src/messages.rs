@@ -339,7 +339,8 @@ impl Communicator {
     #[doc(alias = "MPI_Mprobe")]
     #[doc(alias = "MPI_Get_count")]
     pub fn recv_vec<T: Pod>(&mut self, from: usize) -> Result<Vec<T>> {
-        self.call_messages(|engine, options| engine.receive_vec(Some(from), &options)).map(|(_, elements)| elements)
+        self.call_messages(|engine, options| engine.receive_vec(Some(from), &options))
+            .map(|(_, elements)| elements)
     }
 
     /// Sends a message to one rank while receiving one from another, or the same: [`send`](Self::send) and

@@ -16,12 +16,21 @@ pub(crate) struct Groups {
     pub(crate) shards: Communicator,
     /// The ranks with the same shard in each replica.
     pub(crate) replicas: Communicator,
+    /// Forks of `shards` and `replicas` for started operations, which are a stream of their own: a blocking call does not
+    /// wait for them. `None` if they use `shards` and `replicas`.
+    started: Option<StartedGroups>,
     /// The ranks that keep a shard each between forward and backward.
     pub(crate) reshard_group: Option<Communicator>,
     /// The worker that sums over the replicas in place of an all-reduce.
     pub(crate) hook: Option<HookWorker>,
     /// The time that this rank has waited since the last [`take_waited`](Self::take_waited).
     waited: Duration,
+}
+
+#[derive(Debug)]
+struct StartedGroups {
+    shards: Communicator,
+    replicas: Communicator,
 }
 
 impl Groups {
@@ -38,9 +47,13 @@ impl Groups {
         };
         let first = rank - rank % (degrees.replicas * shards) + rank % shards;
         let copies: Vec<usize> = (0..degrees.replicas).map(|replica| first + replica * shards).collect();
+        let (mut shards, mut replicas) = (group(world, &neighbours(rank, shards))?, group(world, &copies)?);
+        let fork = |group: &mut Communicator| group.fork().map_err(Error::communication);
+        let started = Some(StartedGroups { shards: fork(&mut shards)?, replicas: fork(&mut replicas)? });
         Ok(Self {
-            shards: group(world, &neighbours(rank, shards))?,
-            replicas: group(world, &copies)?,
+            shards,
+            replicas,
+            started,
             reshard_group: reshard_group.map(|count| group(world, &neighbours(rank, count))).transpose()?,
             hook: None,
             waited: Duration::ZERO,
@@ -51,13 +64,16 @@ impl Groups {
     pub(crate) fn alone(world: &mut Communicator) -> Result<Self> {
         let rank = world.rank();
         let (shards, replicas) = (group(world, &[rank])?, group(world, &[rank])?);
-        Ok(Self { shards, replicas, reshard_group: None, hook: None, waited: Duration::ZERO })
+        Ok(Self { shards, replicas, started: None, reshard_group: None, hook: None, waited: Duration::ZERO })
     }
 
     /// Inherits the timeout and the reduction order of the world's communicator.
     pub(crate) fn follow(&mut self, world: &Communicator) {
         let groups = [Some(&mut self.shards), Some(&mut self.replicas), self.reshard_group.as_mut()];
         groups.into_iter().flatten().for_each(|group| follow(group, world));
+        if let Some(StartedGroups { shards, replicas }) = &mut self.started {
+            [shards, replicas].into_iter().for_each(|group| follow(group, world));
+        }
         if let Some(hook) = &mut self.hook {
             hook.follow(world);
         }
@@ -77,21 +93,37 @@ impl Groups {
 
     /// Returns the groups that gradients are reduced over.
     pub(crate) fn reduce(&mut self) -> ReduceGroups<'_> {
-        let Self { shards, replicas, hook, waited, .. } = self;
+        let Self { shards, replicas, started, hook, waited, .. } = self;
+        let (shards, replicas) = match started {
+            Some(started) => (&mut started.shards, &mut started.replicas),
+            None => (shards, replicas),
+        };
         ReduceGroups::new(Some(shards), Some(replicas), hook.as_ref(), waited)
+    }
+
+    /// Returns the group of the shards for gathers, and the reshard group.
+    pub(crate) fn gathering(&mut self) -> (&mut Communicator, Option<&mut Communicator>) {
+        let shards = match &mut self.started {
+            Some(started) => &mut started.shards,
+            None => &mut self.shards,
+        };
+        (shards, self.reshard_group.as_mut())
     }
 
     /// Returns the number of bytes that this rank has sent to its groups.
     pub(crate) fn bytes_sent(&self) -> u64 {
-        let groups = [Some(&self.shards), Some(&self.replicas), self.reshard_group.as_ref()];
         let of_hook = self.hook.as_ref().map_or(0, HookWorker::bytes_sent);
-        groups.into_iter().flatten().map(bytes_sent).sum::<u64>() + of_hook
+        self.all().map(bytes_sent).sum::<u64>() + of_hook
     }
 
     /// Returns the number of these bytes that belong to asynchronous operations: parameters and gradients.
     pub(crate) fn tensor_bytes_sent(&self) -> u64 {
-        let groups = [Some(&self.shards), Some(&self.replicas), self.reshard_group.as_ref()];
-        groups.into_iter().flatten().map(|group| group.traffic_of_started().bytes_sent).sum()
+        self.all().map(|group| group.traffic_of_started().bytes_sent).sum()
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Communicator> {
+        let started = self.started.iter().flat_map(|started| [&started.shards, &started.replicas]);
+        [&self.shards, &self.replicas].into_iter().chain(&self.reshard_group).chain(started)
     }
 
     /// Returns the time that this rank has waited since the last call.

@@ -125,18 +125,18 @@ impl Parameters {
     /// starts a barrier, so that no rank gets a whole pass ahead of another.
     pub(crate) fn gather(&mut self, layout: &Layout, unit: usize, groups: &mut Groups) -> Result<()> {
         if self.shard_buffer.are_read() {
-            self.throttles[unit] = Some(groups.shards.start_barrier());
+            self.throttles[unit] = Some(groups.gathering().0.start_barrier());
             return Ok(());
         }
         for (shard, flat_param) in self.states[unit].iter_mut().zip(&layout.units[unit].flat_params) {
             let lens = flat_param.lens(layout.shards);
             let mut whole = self.pool.take(Some(&mut groups.shards), flat_param.dtype, lens)?;
             let kept = shard.kept.take();
-            let (part, comm) = match (&kept, &mut groups.reshard_group) {
-                (Some(kept), Some(reshard_group)) => (kept.slice(0, kept.len()), reshard_group),
-                _ => {
+            let (part, comm) = match (&kept, groups.gathering()) {
+                (Some(kept), (_, Some(reshard_group))) => (kept.slice(0, kept.len()), reshard_group),
+                (_, (shards, _)) => {
                     let own = shard.own.expect(SHARDED);
-                    (self.shard_buffer.slice(own, 0, flat_param.shard_len)?, &mut groups.shards)
+                    (self.shard_buffer.slice(own, 0, flat_param.shard_len)?, shards)
                 }
             };
             let len = part.len();
@@ -453,7 +453,7 @@ impl Parameters {
                 whole.slice_mut(start + chunk.at, chunk.len).convert_from(values);
             })?;
         }
-        self.states[place.0][place.1].arriving = Some(whole.start_gather(&mut groups.shards));
+        self.states[place.0][place.1].arriving = Some(whole.start_gather(groups.gathering().0));
         Ok(())
     }
 
