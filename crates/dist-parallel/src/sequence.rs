@@ -118,6 +118,26 @@ impl<A> Sequence<A> {
         Ok(gradient)
     }
 
+    /// Computes the gradients of the inputs of some blocks. Returns the data for the weight gradients too.
+    pub(crate) fn input_gradient_through(
+        &mut self,
+        blocks: Range<usize>,
+        saved: Vec<Saved>,
+        output_gradient: A,
+        ready: &mut Ready<'_>,
+    ) -> Result<(Option<A>, Saved), BoxError> {
+        let mut halves = SplitBackward::with_capacity(saved.len());
+        let mut gradient = Some(output_gradient);
+        for ((block, index), kept) in self.blocks[blocks.clone()].iter_mut().zip(blocks).zip(saved).rev() {
+            let Some(output_gradient) = gradient else { break };
+            let mut ready = of_block(&self.starts, index, ready);
+            let (of_input, left) = block.input_gradient(kept, output_gradient, &mut ready)?;
+            halves.push((index, left));
+            gradient = of_input;
+        }
+        Ok((gradient, Saved::new(halves)))
+    }
+
     /// Returns the blocks, without the ties between them.
     pub(crate) fn into_blocks(self) -> Vec<Box<dyn Block<A>>> {
         self.blocks
@@ -205,16 +225,7 @@ impl<A> Block<A> for Sequence<A> {
         if saved.len() != self.blocks.len() {
             return Err(Error::ForeignSaved.into());
         }
-        let mut halves = SplitBackward::with_capacity(saved.len());
-        let mut gradient = Some(output_gradient);
-        for (index, (block, kept)) in self.blocks.iter_mut().zip(saved).enumerate().rev() {
-            let Some(output_gradient) = gradient else { break };
-            let mut ready = of_block(&self.starts, index, ready);
-            let (of_input, left) = block.input_gradient(kept, output_gradient, &mut ready)?;
-            halves.push((index, left));
-            gradient = of_input;
-        }
-        Ok((gradient, Saved::new(halves)))
+        self.input_gradient_through(0..self.blocks.len(), saved, output_gradient, ready)
     }
 
     fn weight_gradient(&mut self, saved: Saved, ready: &mut Ready<'_>) -> Result<(), BoxError> {

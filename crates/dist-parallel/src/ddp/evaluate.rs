@@ -55,7 +55,7 @@ pub(crate) fn forward<'a, A, M: Block<A>>(
     move |engine, index| {
         let index = index.expect("without shards, every round of a rank has a micro-batch");
         let given = input(index).map_err(Error::compute)?;
-        let (output, _) = engine.model.forward(given).map_err(Error::compute)?;
+        let (output, _) = engine.stage.model.forward(given).map_err(Error::compute)?;
         loss(index, output).map_err(Error::compute)
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use dist_collectives::Communicator;
 
-use crate::engine::{Agreement, StepEngine, delegate_shards};
+use crate::engine::{Agreement, Stage, StepEngine, delegate_shards};
 use crate::fsdp::Precision;
 use crate::loss::WeightedLoss;
 use crate::step_consensus::{STEP, TrainingCall};
@@ -205,7 +205,7 @@ impl<M: Params> Ddp<M> {
 
     /// Returns the mean gradient of a parameter, until the next computation begins. `None` if no micro-batch had one.
     pub fn gradient(&self, parameter: usize) -> Option<Values<'_>> {
-        self.engine.gradients.mean(parameter)
+        self.engine.stage.gradients.mean(parameter)
     }
 
     /// Returns the names of the trained parameters for which no micro-batch of the last step had a gradient on any
@@ -213,8 +213,8 @@ impl<M: Params> Ddp<M> {
     /// have forgotten to report them.
     #[doc(alias = "find_unused_parameters")]
     pub fn without_gradient(&self) -> Vec<&str> {
-        without_gradient(self.engine.model.infos(), |parameter| {
-            self.engine.gradients.mean(parameter).is_some()
+        without_gradient(self.engine.stage.model.infos(), |parameter| {
+            self.engine.stage.gradients.mean(parameter).is_some()
         })
     }
 
@@ -250,9 +250,10 @@ impl<M: Params> Ddp<M> {
     /// # Errors
     /// The model does not hand out its parameters.
     pub fn for_each_parameter(&self, mut f: impl FnMut(usize, Values<'_>)) -> Result<()> {
-        let own = self.engine.model.infos().iter().enumerate().filter(|(_, info)| info.same_as.is_none());
+        let own =
+            self.engine.stage.model.infos().iter().enumerate().filter(|(_, info)| info.same_as.is_none());
         own.map(|(parameter, _)| parameter).try_for_each(|parameter| {
-            params::read(&self.engine.model, parameter, &mut |values| f(parameter, values))
+            params::read(&self.engine.stage.model, parameter, &mut |values| f(parameter, values))
         })
     }
 
@@ -301,8 +302,9 @@ impl<M: Params> Ddp<M> {
     /// # Errors
     /// The model does not hand out its parameters.
     pub fn compare_parameters(&mut self) -> Result<()> {
-        let trained: Vec<usize> = self.engine.gradients.parameters().collect();
-        let checksum = |parameter| Ok((parameter, mutation_check::checksum(&self.engine.model, parameter)?));
+        let trained: Vec<usize> = self.engine.stage.gradients.parameters().collect();
+        let checksum =
+            |parameter| Ok((parameter, mutation_check::checksum(&self.engine.stage.model, parameter)?));
         let checksums = trained.into_iter().map(checksum).collect();
         let checksums = self.engine.or_abort(checksums)?;
         self.engine.updates.record_parameters(checksums);
@@ -335,12 +337,12 @@ impl<M: Params> Ddp<M> {
 
     /// Returns the model.
     pub const fn model(&self) -> &M {
-        &self.engine.model
+        &self.engine.stage.model
     }
 
     /// Returns the model, for example to evaluate it. If you change its parameters, change them alike on every rank.
     pub const fn model_mut(&mut self) -> &mut M {
-        &mut self.engine.model
+        &mut self.engine.stage.model
     }
 
     /// Returns this rank's number.
@@ -365,7 +367,7 @@ impl<M: Params> Ddp<M> {
 
     /// Ends the training and returns the communicator and the model.
     pub fn into_parts(self) -> (Communicator, M) {
-        (self.engine.world, self.engine.model)
+        (self.engine.world, self.engine.stage.model)
     }
 }
 
@@ -405,8 +407,8 @@ impl<M: Params> Ddp<M> {
     where
         M: Block<A>,
     {
-        self.engine.model.begin_forward(self.engine.passes.outside());
-        let (output, _) = self.engine.model.forward(input).map_err(Error::compute)?;
+        self.engine.stage.model.begin_forward(self.engine.passes.outside());
+        let (output, _) = self.engine.stage.model.forward(input).map_err(Error::compute)?;
         Ok(output)
     }
 }
@@ -417,7 +419,7 @@ pub(crate) fn round<M: Params>(
 ) -> impl FnMut(&mut StepEngine<M>, Option<usize>) -> Result<WeightedLoss> {
     move |engine, index| {
         let index = index.expect("without shards, every round of a rank has a micro-batch");
-        let StepEngine { model, gradients, groups, .. } = engine;
+        let StepEngine { stage: Stage { model, gradients, .. }, groups, .. } = engine;
         let number = gradients.ended();
         let mut ready = |parameter: usize, values: Values<'_>| {
             Ok(gradients.report(number, parameter, values, &mut groups.reduce())?)
@@ -428,6 +430,6 @@ pub(crate) fn round<M: Params>(
 
 impl<M> fmt::Debug for Ddp<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Ddp({:?}, {} buckets)", self.engine.world, self.engine.gradients.bucket_count())
+        write!(f, "Ddp({:?}, {} buckets)", self.engine.world, self.engine.stage.gradients.bucket_count())
     }
 }

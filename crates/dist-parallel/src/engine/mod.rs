@@ -4,16 +4,22 @@
 //! the model. The engine runs rounds: in each, a rank computes one micro-batch or, if others need it, none. How a
 //! micro-batch is computed is a function that the trainer passes.
 
+mod actions;
 mod initial;
+mod interpreter;
 mod shards;
+mod stage;
 mod step;
 
 use std::ops::Range;
 
 use dist_collectives::{Communicator, ReduceOp};
 
+pub(crate) use actions::{GatherPolicy, StageUnits, StepAction, UnitOf, step_actions};
 pub(crate) use initial::{Given, InitialValues};
+pub(crate) use interpreter::{Interpreter, PassInput};
 pub(crate) use shards::delegate_shards;
+pub(crate) use stage::Stage;
 
 use crate::abort::or_abort;
 use crate::broadcast::broadcast;
@@ -31,19 +37,16 @@ use crate::unreported::{Unreported, without_gradient};
 use crate::updates::Updates;
 use crate::{
     Bucket, BucketHook, BucketPlace, BucketPlan, Chunk, DdpOptions, Error, Optimizer, ParamInfo, Params,
-    Result, Shards, Values, ValuesMut, norm, params,
+    Result, Sequence, Shards, Values, ValuesMut, norm, params,
 };
 
 /// The state of one rank of a data-parallel training.
 pub(crate) struct StepEngine<M> {
     /// The group of all ranks.
     pub(crate) world: Communicator,
-    pub(crate) model: M,
-    pub(crate) plan: Plan,
     pub(crate) groups: Groups,
-    pub(crate) parameters: Parameters,
-    pub(crate) gradients: Gradients,
-    buffers: Buffers,
+    /// The whole model.
+    pub(crate) stage: Stage<M>,
     /// The model's parameters, with the types of the master values that the optimizer updates.
     kept: Vec<ParamInfo>,
     agreement: Agreement,
@@ -144,21 +147,22 @@ impl<M: Params> StepEngine<M> {
             let dtype = flat_param.map_or(info.dtype, |flat_param| flat_param.master_dtype(precision));
             ParamInfo { dtype, ..info.clone() }
         });
-        Ok(Self {
+        let (rank, kept) = (groups.shards.rank(), kept.collect());
+        let stage = Stage {
+            number: 0,
+            range: 0..model.infos().len(),
             parameters,
-            gradients: Gradients::new(
-                layout,
-                degrees.scatter(),
-                memory,
-                keeps_residual,
-                groups.shards.rank(),
-            ),
+            gradients: Gradients::new(layout, degrees.scatter(), memory, keeps_residual, rank),
             buffers: Buffers::new(model.infos()),
-            groups,
-            kept: kept.collect(),
-            world,
             model,
             plan,
+            tie_of: Vec::new(),
+        };
+        Ok(Self {
+            groups,
+            kept,
+            world,
+            stage,
             agreement,
             prefetched: None,
             micro_batches: 0,
@@ -175,32 +179,28 @@ impl<M: Params> StepEngine<M> {
 
     /// Returns this rank's shard of a parameter's mean gradient, with its range in the parameter.
     pub(crate) fn gradient(&self, parameter: usize) -> Option<(Range<usize>, Values<'_>)> {
-        let location = (*self.plan.layout.locations.get(parameter)?)?;
-        let flat_param = &self.plan.layout.units[location.unit].flat_params[location.flat_param];
+        let location = (*self.stage.plan.layout.locations.get(parameter)?)?;
+        let flat_param = &self.stage.plan.layout.units[location.unit].flat_params[location.flat_param];
         let chunk = flat_param.chunk(location.place, self.groups.shards.rank())?;
-        let values = self.gradients.mean_of_chunk(chunk.parameter, chunk.offset, chunk.len)?;
+        let values = self.stage.gradients.mean_of_chunk(chunk.parameter, chunk.offset, chunk.len)?;
         Some((chunk.offset..chunk.offset + chunk.len, values))
     }
 
     /// Returns the names of the trained parameters for which no micro-batch of the last step had a gradient.
     pub(crate) fn without_gradient(&self) -> Vec<&str> {
-        without_gradient(self.model.infos(), |parameter| self.gradients.used()[parameter])
+        without_gradient(self.stage.model.infos(), |parameter| self.stage.gradients.used()[parameter])
     }
 
     /// Returns the Euclidean norm of all gradients.
     pub(crate) fn gradient_norm(&mut self) -> Result<f64> {
         let ended = self.check_ended();
         self.or_abort(ended)?;
-        let precision = self.plan.options.precision;
+        let precision = self.stage.plan.options.precision;
         let range = SquareRange::of(
-            self.plan.layout.flat_params().map(|(_, flat_param)| flat_param.reduce_dtype(precision)),
+            self.stage.plan.layout.flat_params().map(|(_, flat_param)| flat_param.reduce_dtype(precision)),
         );
         let mut sum = SumOfSquares::new(range);
-        let rank = self.groups.shards.rank();
-        for chunk in self.plan.layout.flat_params().flat_map(|(_, flat_param)| flat_param.chunks(rank)) {
-            let mean = self.gradients.mean_of_chunk(chunk.parameter, chunk.offset, chunk.len);
-            mean.into_iter().for_each(|mean| sum.add(mean));
-        }
+        self.stage.add_squares(self.groups.shards.rank(), &mut sum);
         let mut encoded = sum.encode();
         self.follow();
         let added = self.groups.shards.all_reduce(&mut encoded, ReduceOp::Sum);
@@ -213,7 +213,7 @@ impl<M: Params> StepEngine<M> {
         let norm = self.gradient_norm()?;
         self.updates.record_clipping(max);
         if let Some(factor) = norm::factor(norm, max) {
-            self.gradients.scale(factor);
+            self.stage.gradients.scale(factor);
         }
         Ok(norm)
     }
@@ -221,7 +221,7 @@ impl<M: Params> StepEngine<M> {
     /// Scales all gradients by a factor, which the next step compares.
     pub(crate) fn scale_gradients(&mut self, factor: f64) {
         self.updates.record_scaling(factor);
-        self.gradients.scale(factor);
+        self.stage.gradients.scale(factor);
     }
 
     /// Updates the parameters by their gradients.
@@ -232,10 +232,11 @@ impl<M: Params> StepEngine<M> {
 
     fn try_update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         self.check_ended()?;
-        self.adopt_model_values()?;
         self.updates.record_update(optimizer);
-        self.parameters.update(&self.plan.layout, &self.gradients, &mut self.model, 0, optimizer)?;
-        self.all_gather_updates(|flat_param| flat_param.trainable)
+        self.follow();
+        // Prefetched parameters are outdated after the update.
+        self.prefetched = None;
+        self.stage.update(optimizer, &mut self.groups)
     }
 
     /// Sets this rank's shard of all parameters from one flat slice.
@@ -245,18 +246,19 @@ impl<M: Params> StepEngine<M> {
     }
 
     fn try_set_shard(&mut self, values: Values<'_>) -> Result<()> {
-        let (expected_len, precision) = (self.shard_len(), self.plan.options.precision);
+        let (expected_len, precision) = (self.shard_len(), self.stage.plan.options.precision);
         let (got_len, got) = (values.len(), values.dtype());
         let mut dtypes =
-            self.plan.layout.flat_params().map(|(_, flat_param)| flat_param.master_dtype(precision));
+            self.stage.plan.layout.flat_params().map(|(_, flat_param)| flat_param.master_dtype(precision));
         let expected = dtypes.find(|dtype| *dtype != got).unwrap_or(got);
         if (expected, expected_len) != (got, got_len) {
             return Err(Error::ValuesDiffer { expected_len, expected, got_len, got });
         }
         let mut rest = values;
         for (place, chunk) in self.chunks() {
-            self.parameters
-                .change(place, chunk, &mut self.model, |mut own| own.copy_from(rest.part(0..chunk.len)))?;
+            self.stage.parameters.change(place, chunk, &mut self.stage.model, |mut own| {
+                own.copy_from(rest.part(0..chunk.len))
+            })?;
             rest = rest.part(chunk.len..rest.len());
         }
         Ok(())
@@ -284,36 +286,27 @@ impl<M: Params> StepEngine<M> {
     /// Copies new master values into the model, and synchronises the buffers of all ranks.
     pub(crate) fn finish_outer_step(&mut self) -> Result<()> {
         self.all_gather_updates(|flat_param| flat_param.trainable)?;
-        let Self { buffers, world, model, .. } = self;
-        buffers.synchronise([world], model)
+        let Self { stage, world, .. } = self;
+        stage.buffers.synchronise([world], &mut stage.model)
     }
 
     /// Ends a step that was not computed by rounds. `changes_buffers` is `true` if the model has gone forward.
     pub(crate) fn end_step_outside(&mut self, changes_buffers: bool) {
         if changes_buffers {
-            self.buffers.record_forward();
+            self.stage.buffers.record_forward();
         }
-        self.model.begin_forward(self.passes.end_step());
+        self.stage.model.begin_forward(self.passes.end_step());
     }
 
     /// Makes values that the program has written into the model the master values. A value that is still the rounded
     /// master value stays as precise as it is.
     pub(crate) fn adopt_model_values(&mut self) -> Result<()> {
-        if self.plan.degrees.frees {
-            return Ok(());
-        }
-        self.chunks()
-            .into_iter()
-            .try_for_each(|(place, chunk)| self.parameters.adopt(place, chunk, &self.model))
+        self.stage.adopt(self.groups.shards.rank())
     }
 
     /// Returns the chunks of this rank's shard of all parameters, each with the position of its flat parameter.
     fn chunks(&self) -> Vec<((usize, usize), ShardChunk)> {
-        let rank = self.groups.shards.rank();
-        let flat_params = self.plan.layout.flat_params();
-        flat_params
-            .flat_map(|(place, flat_param)| flat_param.chunks(rank).map(move |chunk| (place, chunk)))
-            .collect()
+        self.stage.chunks(self.groups.shards.rank())
     }
 
     /// Returns the number of parameter values in this rank's shard.
@@ -326,7 +319,7 @@ impl<M: Params> StepEngine<M> {
         self.follow();
         // Prefetched parameters are outdated now.
         self.prefetched = None;
-        self.parameters.publish(&self.plan, &mut self.groups, &mut self.model, changed)
+        self.stage.publish(&mut self.groups, changed)
     }
 
     /// Calls `f` with the index and all values of each parameter, unit by unit, buffers included.
@@ -343,34 +336,29 @@ impl<M: Params> StepEngine<M> {
     /// Gathers each unit once and calls `f` while the model has it.
     fn for_each_unit(&mut self, mut f: impl FnMut(&M, &Layout, usize) -> Result<()>) -> Result<()> {
         self.follow();
-        let Self { parameters, groups, model, plan, .. } = self;
-        parameters.forget();
         self.prefetched = None;
-        for unit in 0..plan.layout.units.len() {
-            if plan.degrees.frees {
-                parameters.gather(&plan.layout, unit, groups)?;
-                parameters.materialise(&plan.layout, unit, groups, false, model)?;
-            }
-            f(model, &plan.layout, unit)?;
-            if plan.degrees.frees {
-                parameters.free(&plan.layout, unit, model)?;
-                // No rank waits while another works on all units.
-                parameters.close(groups)?;
-            }
+        let Self { stage, groups, .. } = self;
+        stage.parameters.forget();
+        for unit in stage.units() {
+            stage.gather(unit, groups)?;
+            f(&stage.model, &stage.plan.layout, unit)?;
+            stage.free(unit)?;
+            // No rank waits while another works on all units.
+            stage.parameters.close(groups)?;
         }
-        parameters.rest(groups)
+        stage.parameters.rest(groups)
     }
 
     /// Passes the communicator's timeout and reduction order to the groups.
     pub(crate) fn follow(&mut self) {
         self.groups.follow(&self.world);
-        self.parameters.follow(&self.world);
+        self.stage.parameters.follow(&self.world);
     }
 
     /// Sets the mode of forwards outside of steps and evaluations.
     pub(crate) fn set_training(&mut self, training: bool) {
         let pass = self.passes.set_training(training);
-        self.model.begin_forward(pass);
+        self.stage.model.begin_forward(pass);
     }
 
     /// Announces a call, so that a rank in another call gets an error.
@@ -395,8 +383,7 @@ impl<M: Params> StepEngine<M> {
 
     /// Drops all gradients and the gathered parameters. A hook keeps its residuals.
     pub(crate) fn forget(&mut self) {
-        self.parameters.forget();
-        self.gradients.forget();
+        self.stage.forget();
         (self.prefetched, self.micro_batches, self.weighted) = (None, 0, false);
         (self.computed, self.count) = (0, 0);
         self.losses.clear();
@@ -407,7 +394,17 @@ impl<M: Params> StepEngine<M> {
         self.forget();
         self.updates.forget();
         self.computes = false;
-        self.gradients.forget_residuals();
+        self.stage.gradients.forget_residuals();
         self.groups.hook.as_ref().map_or(Ok(()), HookWorker::forget)
+    }
+}
+
+impl<A> StepEngine<Sequence<A>> {
+    /// Executes the actions of one micro-batch or, if this rank has none, its part in those of other ranks.
+    pub(crate) fn interpret(&mut self, actions: &[StepAction], pass: PassInput<'_, A>) -> Result<()> {
+        // A prefetch has executed the first actions.
+        let prefetched = self.prefetched.take().unwrap_or(0);
+        let stages = std::slice::from_mut(&mut self.stage);
+        Interpreter::new(stages, &mut self.groups, 0, pass, None).run(&actions[prefetched..])
     }
 }

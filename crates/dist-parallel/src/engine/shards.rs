@@ -5,7 +5,7 @@ use crate::checkpoint::accumulated;
 use crate::fsdp::{Degrees, ShardChunk};
 use crate::{
     Chunk, Communicator, ParamInfo, Params, Result, ShardMetadata, Shards, Slice, Values, ValuesMut,
-    mutation_check, params,
+    mutation_check,
 };
 
 impl<M: Params> Shards for StepEngine<M> {
@@ -25,7 +25,7 @@ impl<M: Params> Shards for StepEngine<M> {
     }
 
     fn untrained_to_save(&self) -> Vec<Chunk> {
-        let saves = |chunk: &Chunk| match self.plan.layout.locations[chunk.parameter] {
+        let saves = |chunk: &Chunk| match self.stage.plan.layout.locations[chunk.parameter] {
             Some(_) => self.replicas().rank() == 0 && !self.kept[chunk.parameter].trainable,
             None => self.world.rank() == 0,
         };
@@ -33,15 +33,15 @@ impl<M: Params> Shards for StepEngine<M> {
     }
 
     fn frozen_checksums(&self) -> Result<Vec<(usize, u32)>> {
-        let Degrees { shards, frees, .. } = self.plan.degrees;
+        let Degrees { shards, frees, .. } = self.stage.plan.degrees;
         if frees || shards == 1 {
             return Ok(Vec::new());
         }
-        let flat_params = self.plan.layout.flat_params().map(|(_, flat_param)| flat_param);
+        let flat_params = self.stage.plan.layout.flat_params().map(|(_, flat_param)| flat_param);
         let frozen = flat_params.filter(|flat_param| !flat_param.trainable);
         let places = frozen.flat_map(|flat_param| &flat_param.places);
         places
-            .map(|place| Ok((place.parameter, mutation_check::checksum(&self.model, place.parameter)?)))
+            .map(|place| Ok((place.parameter, mutation_check::checksum(&self.stage.model, place.parameter)?)))
             .collect()
     }
 
@@ -50,24 +50,14 @@ impl<M: Params> Shards for StepEngine<M> {
     }
 
     fn read(&self, chunk: Chunk, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
-        match self.plan.layout.locate(chunk, self.groups.shards.rank())? {
-            Some((place, chunk)) if self.plan.degrees.frees => {
-                self.parameters.read(place, chunk, &self.model, f)
-            }
-            Some((place, chunk)) => self.parameters.read_adopted(place, chunk, &self.model, f),
-            None => params::read(&self.model, chunk.parameter, f),
-        }
+        self.stage.read(chunk, self.groups.shards.rank(), f)
     }
 
     fn write(&mut self, chunk: Chunk, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
-        let change = |values: ValuesMut<'_>| {
+        self.stage.change(chunk, self.groups.shards.rank(), |values| {
             f(values);
             Ok(())
-        };
-        match self.plan.layout.locate(chunk, self.groups.shards.rank())? {
-            Some((place, chunk)) => self.parameters.change(place, chunk, &mut self.model, change),
-            None => params::write(&mut self.model, chunk.parameter, change),
-        }
+        })
     }
 
     fn updates(&self) -> u64 {
@@ -90,7 +80,7 @@ impl<M: Params> Shards for StepEngine<M> {
 
     fn set_steps(&mut self, steps: u64) {
         let pass = self.passes.set_steps(steps);
-        self.model.begin_forward(pass);
+        self.stage.model.begin_forward(pass);
     }
 
     fn communicator_mut(&mut self) -> &mut Communicator {
@@ -169,7 +159,7 @@ pub(crate) use delegate_shards;
 
 impl<M: Params> StepEngine<M> {
     fn held_chunks(&self) -> Vec<Chunk> {
-        self.plan.layout.held_chunks(self.groups.shards.rank())
+        self.stage.plan.layout.held_chunks(self.groups.shards.rank())
     }
 
     /// Returns the ranks that hold the same state.

@@ -52,7 +52,7 @@ impl<M: Params> StepEngine<M> {
             engine.computes = false;
             let totals = engine.or_abort(result)?;
             (engine.micro_batches, engine.weighted) = (0, false);
-            engine.model.begin_forward(engine.passes.end_step());
+            engine.stage.model.begin_forward(engine.passes.end_step());
             Ok(totals)
         })
     }
@@ -120,9 +120,9 @@ impl<M: Params> StepEngine<M> {
             self.agree(descriptor, if joins { given } else { 0 })?;
         }
         self.follow();
-        self.gradients.begin_step();
+        self.stage.gradients.begin_step();
         let last = descriptor.call != TrainingCall::Accumulate;
-        let assignment = self.plan.assignment(self.world.rank());
+        let assignment = self.stage.plan.assignment(self.world.rank());
         let rounds = if joins { self.rounds_of_replica(given)? } else { assignment.rounds(given) };
         for number in 0..rounds {
             let own = Some(number).filter(|&number| number < given);
@@ -130,8 +130,8 @@ impl<M: Params> StepEngine<M> {
             let in_step = index.map(|index| self.number_in_step(descriptor.call, index));
             self.round((index, in_step), last && number + 1 == rounds, round)?;
         }
-        self.gradients.rest();
-        self.parameters.rest(&mut self.groups)
+        self.stage.gradients.rest();
+        self.stage.parameters.rest(&mut self.groups)
     }
 
     /// Returns the number of a micro-batch of a call in its step.
@@ -150,23 +150,23 @@ impl<M: Params> StepEngine<M> {
         last: bool,
         round: &mut ComputeRound<'_, M>,
     ) -> Result<()> {
-        let number = self.gradients.ended();
-        self.gradients.begin(number, RoundRole::new(index.is_some(), last));
+        let number = self.stage.gradients.ended();
+        self.stage.gradients.begin(number, RoundRole::new(index.is_some(), last));
         if let Some(in_step) = in_step {
-            self.buffers.record_forward();
-            self.model.begin_forward(self.passes.in_step(in_step));
+            self.stage.buffers.record_forward();
+            self.stage.model.begin_forward(self.passes.in_step(in_step));
             self.computed += 1;
         }
         let (loss, count) = round(self, index)?;
         self.losses.push(loss);
         self.count = self.count.saturating_add(count);
-        self.gradients.end(number, &mut self.groups.reduce())
+        self.stage.gradients.end(number, &mut self.groups.reduce())
     }
 
     /// Returns the number of rounds of a join of this rank's replica: the largest `own` of its ranks.
     fn rounds_of_replica(&mut self, own: usize) -> Result<usize> {
         let mut most = [own as u64];
-        if self.plan.degrees.each_round && self.plan.degrees.shards > 1 {
+        if self.stage.plan.degrees.each_round && self.stage.plan.degrees.shards > 1 {
             self.groups.shards.all_reduce(&mut most, ReduceOp::Max).map_err(Error::communication)?;
         }
         Ok(usize::try_from(most[0]).unwrap_or(usize::MAX))
@@ -174,14 +174,14 @@ impl<M: Params> StepEngine<M> {
 
     /// Ends a step. Returns the mean loss and the number of micro-batches of all ranks.
     fn finish(&mut self, descriptor: StepDescriptor) -> Result<(f32, usize)> {
-        self.gradients.start_reductions(&mut self.groups.reduce())?;
+        self.stage.gradients.start_reductions(&mut self.groups.reduce())?;
         let (computed, count) = (std::mem::take(&mut self.computed), std::mem::take(&mut self.count));
         let is_own = self.agreement == Agreement::OwnRank;
         let (ranks, descriptor) = match is_own {
             true => (1, StepDescriptor { micro_batches: computed, ..descriptor }),
             false => (self.world.world_size(), descriptor),
         };
-        let used = self.gradients.used();
+        let used = self.stage.gradients.used();
         let mut numbers = StepConsensus::encode(computed, count, descriptor, &self.updates, used);
         let summed = match is_own {
             true => Ok(()),
@@ -190,29 +190,29 @@ impl<M: Params> StepEngine<M> {
         if let Err(error) = summed {
             // A failed hook has aborted the job: its own error says why.
             if self.groups.hook.is_some() {
-                self.gradients.finish(1, &mut self.groups.reduce())?;
+                self.stage.gradients.finish(1, &mut self.groups.reduce())?;
             }
             return Err(Error::communication(error));
         }
         let consensus = StepConsensus::decode(&numbers);
         let divisor = match consensus.agrees(ranks) {
             true => consensus.divisor(descriptor),
-            false => Err(descriptor.differ(&mut self.world, &self.updates, self.model.infos())),
+            false => Err(descriptor.differ(&mut self.world, &self.updates, self.stage.model.infos())),
         };
         // Without shards, the world's communicator is free while gradients are reduced.
-        let early = if self.plan.degrees.shards == 1 { Some(self.sum_of_losses()?) } else { None };
-        self.gradients.finish(divisor.as_ref().copied().unwrap_or(1), &mut self.groups.reduce())?;
+        let early = if self.stage.plan.degrees.shards == 1 { Some(self.sum_of_losses()?) } else { None };
+        self.stage.gradients.finish(divisor.as_ref().copied().unwrap_or(1), &mut self.groups.reduce())?;
         let loss = early.map_or_else(|| self.sum_of_losses(), Ok)?;
         let divisor = divisor?;
-        self.gradients.set_used(consensus.used());
+        self.stage.gradients.set_used(consensus.used());
         if self.agreement != Agreement::BeforeRounds {
             self.updates.record_step();
         }
         let mut loss = [loss];
         ValuesMut::F32(&mut loss).divide(divisor);
-        let Self { groups, buffers, world, model, .. } = self;
+        let Self { groups, stage, world, .. } = self;
         if !is_own {
-            groups.timed(|| buffers.synchronise([world], model))?;
+            groups.timed(|| stage.buffers.synchronise([world], &mut stage.model))?;
         }
         let mut unreported = std::mem::take(&mut self.unreported);
         unreported.warn_once(|| self.without_gradient());
@@ -223,7 +223,7 @@ impl<M: Params> StepEngine<M> {
     /// Sums the losses of all ranks in the order of the gradients.
     fn sum_of_losses(&mut self) -> Result<f32> {
         let mut losses = std::mem::take(&mut self.losses);
-        let degrees = self.plan.degrees;
+        let degrees = self.stage.plan.degrees;
         let sharded = degrees.shards > 1;
         let shards = &mut self.groups.shards;
         if sharded && degrees.each_round {
@@ -252,7 +252,7 @@ impl<M: Params> StepEngine<M> {
         group.all_reduce(&mut consensus, ReduceOp::Sum).map_err(Error::communication)?;
         let consensus = StepConsensus::decode(&consensus);
         if !consensus.agrees(self.world.world_size()) {
-            return Err(descriptor.differ(&mut self.world, &self.updates, self.model.infos()));
+            return Err(descriptor.differ(&mut self.world, &self.updates, self.stage.model.infos()));
         }
         self.updates.record_step();
         let micro_batches = match descriptor.call {
@@ -287,16 +287,16 @@ impl<M: Params> StepEngine<M> {
         let micro_batches = descriptor.micro_batches;
         self.follow();
         self.agree(descriptor, 0)?;
-        let assignment = self.plan.assignment(self.world.rank());
+        let assignment = self.stage.plan.assignment(self.world.rank());
         let mut losses = EvaluationLosses::new(micro_batches);
         for number in 0..assignment.rounds(micro_batches) {
             let index = assignment.micro_batch(micro_batches, number);
-            self.model.begin_forward(self.passes.in_evaluation(index.unwrap_or(0)));
+            self.stage.model.begin_forward(self.passes.in_evaluation(index.unwrap_or(0)));
             let loss = round(self, index)?;
             index.into_iter().for_each(|index| losses.add(index, loss));
         }
-        self.parameters.rest(&mut self.groups)?;
-        self.model.begin_forward(self.passes.outside());
+        self.stage.parameters.rest(&mut self.groups)?;
+        self.stage.model.begin_forward(self.passes.outside());
         losses.mean(&mut self.world)
     }
 }

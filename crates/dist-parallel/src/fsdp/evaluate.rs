@@ -17,9 +17,9 @@ impl<A> Fsdp<A> {
         self.engine.announce("forward");
         let Self { engine, actions } = self;
         engine.follow();
-        engine.model.begin_forward(engine.passes.outside());
+        engine.stage.model.begin_forward(engine.passes.outside());
         let result = actions.forward_alone(engine, Some(input)).and_then(|output| {
-            engine.parameters.rest(&mut engine.groups)?;
+            engine.stage.parameters.rest(&mut engine.groups)?;
             Ok(output.expect("forward gives an output for an input"))
         });
         engine.or_abort(result)

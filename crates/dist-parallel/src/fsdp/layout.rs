@@ -128,6 +128,11 @@ impl Layout {
         self.units.iter().position(Unit::is_root)
     }
 
+    /// Returns the last unit with blocks.
+    pub(crate) fn last_with_blocks(&self) -> usize {
+        self.root().unwrap_or(self.units.len()).saturating_sub(1)
+    }
+
     /// Returns all flat parameters, each with the numbers of its unit and of itself in the unit.
     pub(crate) fn flat_params(&self) -> impl Iterator<Item = ((usize, usize), &FlatParameter)> {
         let units = self.units.iter().enumerate();

@@ -5,8 +5,9 @@
 //! Gradients are counted in the type of their sums, which is `f32` for `f16`.
 
 use super::layout::{FlatParameter, Unit};
-use super::order::UnitAction;
 use super::plan::Plan;
+use super::step::BlockActions;
+use crate::engine::{StepAction, UnitOf};
 use crate::{FloatType, Materialised};
 
 /// The memory of the rank that needs most, in bytes.
@@ -89,7 +90,7 @@ impl Plan {
         let mut bytes = 0;
         let mut gathered = vec![false; self.layout.units.len()];
         for action in self.actions() {
-            let UnitAction::Gather(unit) = action else { continue };
+            let StepAction::Gather(UnitOf { unit, .. }) = action else { continue };
             let again = std::mem::replace(&mut gathered[unit], true);
             let ranks = self.reshard_group.filter(|_| again).unwrap_or(shards);
             let flat_params = &self.layout.units[unit].flat_params;
@@ -122,10 +123,8 @@ impl Plan {
     }
 
     /// Returns all actions of one micro-batch.
-    fn actions(&self) -> Vec<UnitAction> {
-        let mut actions = self.uses().forward(&self.layout, true);
-        actions.extend(self.uses().backward(&self.layout));
-        actions
+    fn actions(&self) -> Vec<StepAction> {
+        BlockActions::new(self).step
     }
 
     /// Returns `true` if each round's gradients are reduce-scattered.
@@ -196,7 +195,7 @@ impl Meter<'_> {
         self.rest();
         if !plan.degrees.each_round && rounds > 0 {
             let reduced = actions.iter().filter_map(|action| match action {
-                UnitAction::Reduce(unit) => Some(*unit),
+                StepAction::Close(unit, _) => Some(unit.unit),
                 _ => None,
             });
             for flat_param in reduced.flat_map(|unit| plan.trained(unit)) {
@@ -208,42 +207,41 @@ impl Meter<'_> {
         self.rest();
     }
 
-    fn act(&mut self, action: UnitAction, kept: &mut [bool], round: Round) {
+    fn act(&mut self, action: StepAction, kept: &mut [bool], round: Round) {
         let plan = self.plan;
         let unit = |unit: usize| &plan.layout.units[unit];
         match action {
-            UnitAction::Gather(number) => {
+            StepAction::Gather(UnitOf { unit: number, .. }) => {
                 let was_kept = std::mem::take(&mut kept[number]);
                 for flat_param in &unit(number).flat_params {
                     self.take(GatheredUse::Gathered, flat_param);
                     self.free(if was_kept { self.kept_bytes(flat_param) } else { 0 });
                 }
             }
-            UnitAction::Materialise(number) => self.materialise(unit(number), false),
-            UnitAction::MaterialiseForGroup(number) => {
-                kept[number] = true;
-                self.materialise(unit(number), true);
+            StepAction::Materialise { unit: UnitOf { unit: number, .. }, keep } => {
+                kept[number] = keep;
+                self.materialise(unit(number), keep);
             }
-            UnitAction::Free(number) => {
+            StepAction::Free(UnitOf { unit: number, .. }) => {
                 unit(number).flat_params.iter().for_each(|flat_param| match self.materialised {
                     Materialised::Shared => self.give(GatheredUse::Gathered, flat_param),
                     Materialised::Copied => self.free(flat_param.len() * flat_param.dtype.size()),
                 })
             }
-            UnitAction::Forward(_) => {}
-            UnitAction::Backward(number) => {
+            StepAction::Backward(UnitOf { unit: number, .. }, ..) => {
                 if unit(number).reporters > 0 {
                     self.finish_in_flight(round);
                     self.open(number);
                     self.close(number, round);
                 }
             }
-            UnitAction::Reduce(number) => {
+            StepAction::Close(UnitOf { unit: number, .. }, _) => {
                 if unit(number).is_root() {
                     self.finish_in_flight(round);
                     self.close(number, round);
                 }
             }
+            _ => {}
         }
     }
 

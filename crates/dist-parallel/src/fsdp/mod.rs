@@ -6,7 +6,6 @@ mod groups;
 mod layout;
 mod memory;
 mod options;
-mod order;
 mod parameters;
 mod plan;
 mod shard_buffer;
@@ -26,7 +25,7 @@ pub use options::{FsdpOptions, Precision, Reshard, ShardingStrategy, Units};
 pub(crate) use parameters::Parameters;
 pub use plan::Plan;
 
-use crate::engine::{Agreement, Given, GradientSetup, InitialValues, StepEngine, delegate_shards};
+use crate::engine::{Agreement, Given, GradientSetup, InitialValues, Stage, StepEngine, delegate_shards};
 use crate::flat::Flat;
 use crate::gradients::{GradientLayout, GradientMemory};
 use crate::{BucketHook, Error, Optimizer, Params, Result, Sequence, Values, ValuesMut, agreement, params};
@@ -269,7 +268,7 @@ impl<A> Fsdp<A> {
             copy.slice_mut(0, values.len()).convert_from(values);
             whole[parameter] = Some(copy);
         })?;
-        let StepEngine { world, mut model, .. } = self.engine;
+        let StepEngine { world, stage: Stage { mut model, .. }, .. } = self.engine;
         for (parameter, values) in whole.into_iter().enumerate() {
             let Some(values) = values else { continue };
             params::write(&mut model, parameter, |mut own| own.copy_from(values.slice(0, values.len())))?;
@@ -290,18 +289,18 @@ impl<A> Fsdp<A> {
 
     /// Returns the model. Its parameters may be freed.
     pub const fn model(&self) -> &Sequence<A> {
-        &self.engine.model
+        &self.engine.stage.model
     }
 
     /// Returns the model, for example to change a setting of its blocks. If you change parameters, change them alike
     /// on every rank, and only those that the strategy does not shard.
     pub const fn model_mut(&mut self) -> &mut Sequence<A> {
-        &mut self.engine.model
+        &mut self.engine.stage.model
     }
 
     /// Returns the plan of the training.
     pub const fn plan(&self) -> &Plan {
-        &self.engine.plan
+        &self.engine.stage.plan
     }
 
     /// Returns this rank's number.
@@ -330,7 +329,7 @@ delegate_shards!(<A> Fsdp<A>);
 
 impl<A> fmt::Debug for Fsdp<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Fsdp({:?}, {:?})", self.engine.world, self.engine.plan.options.strategy)
+        write!(f, "Fsdp({:?}, {:?})", self.engine.world, self.engine.stage.plan.options.strategy)
     }
 }
 

@@ -403,11 +403,6 @@ impl Parameters {
         self.update_buffer.is_some()
     }
 
-    /// Frees pooled memory.
-    pub(crate) fn clear_pool(&mut self) {
-        self.pool.clear();
-    }
-
     /// Publishes this rank's updated shard of a flat parameter and copies those of the other ranks into the model.
     /// They are read in place.
     fn all_gather_updates(

@@ -3,7 +3,7 @@
 use super::assignment::MicroBatchAssignment;
 use super::layout::Layout;
 use super::options::{Degrees, FsdpOptions};
-use super::order::GatherPolicy;
+use crate::engine::GatherPolicy;
 use crate::{Error, ParamInfo, Result, params};
 
 /// The sharding of a model and the order in which units are gathered and freed. It is pure data, which every rank
@@ -49,8 +49,9 @@ impl Plan {
         }
     }
 
-    pub(crate) fn uses(&self) -> GatherPolicy {
+    /// Returns the times at which units are gathered and freed.
+    pub(crate) const fn gather_policy(&self) -> GatherPolicy {
         let FsdpOptions { prefetch, reshard, .. } = self.options;
-        GatherPolicy { frees: self.degrees.frees, prefetch, reshard }
+        if self.degrees.frees { GatherPolicy::EachUse { prefetch, reshard } } else { GatherPolicy::Never }
     }
 }

@@ -1,27 +1,18 @@
 //! One step of sharded training: the plan's actions for each of this rank's micro-batches.
 
-use super::order::UnitAction;
 use super::{Fsdp, Plan};
-use crate::engine::StepEngine;
+use crate::engine::{PassInput, StageUnits, StepAction, StepEngine, step_actions};
 use crate::loss::WeightedLoss;
+use crate::pipeline::{Action, Item};
 use crate::step_consensus::{STEP, TrainingCall};
 use crate::trainer::{BatchFn, Batches, with_batches};
-use crate::{BoxError, Error, Loss, Result, Saved, Sequence, StepReport, Values};
+use crate::{BoxError, Error, Loss, Result, Sequence, StepReport};
 
-/// The actions of a micro-batch on the units of a model.
+/// The actions of one micro-batch.
 pub(super) struct BlockActions {
-    forward: Vec<UnitAction>,
-    backward: Vec<UnitAction>,
+    pub(super) step: Vec<StepAction>,
     /// The actions of a forward without a backward.
-    forward_alone: Vec<UnitAction>,
-}
-
-/// The state of one micro-batch.
-struct MicroBatchPass<A> {
-    /// The output of the last block. `None` if this rank has no micro-batch, or if the last gradient was not needed.
-    current: Option<A>,
-    /// The activations that each unit's blocks save for their backward.
-    saved: Vec<Vec<Saved>>,
+    forward_alone: Vec<StepAction>,
 }
 
 impl<A> Fsdp<A> {
@@ -152,7 +143,7 @@ impl<A> Fsdp<A> {
     pub fn prefetch(&mut self) -> Result<()> {
         self.engine.announce("prefetch");
         let Self { engine, actions } = self;
-        if !engine.plan.options.strategy.shards_parameters() {
+        if !engine.stage.plan.options.strategy.shards_parameters() {
             return Err(Error::Prefetch { reason: "every rank has all parameters" });
         }
         if engine.prefetched.is_some() {
@@ -160,8 +151,9 @@ impl<A> Fsdp<A> {
         }
         engine.follow();
         let mut taken = 0;
-        while let Some(&UnitAction::Gather(unit)) = actions.forward.get(taken) {
-            let gathered = engine.parameters.gather(&engine.plan.layout, unit, &mut engine.groups);
+        while let Some(&StepAction::Gather(unit)) = actions.step.get(taken) {
+            let StepEngine { stage, groups, .. } = &mut *engine;
+            let gathered = stage.parameters.gather(&stage.plan.layout, unit.unit, groups);
             engine.or_abort(gathered)?;
             taken += 1;
         }
@@ -172,12 +164,10 @@ impl<A> Fsdp<A> {
 
 impl BlockActions {
     pub(super) fn new(plan: &Plan) -> Self {
-        let (policy, layout) = (plan.uses(), &plan.layout);
-        Self {
-            forward: policy.forward(layout, true),
-            backward: policy.backward(layout),
-            forward_alone: policy.forward(layout, false),
-        }
+        let stages = [StageUnits { number: 0, layout: &plan.layout, policy: plan.gather_policy() }];
+        let item = Item::new(0, 0);
+        let list = [Action::Forward(item), Action::Backward(item)];
+        Self { step: step_actions(&list, &stages, 0), forward_alone: step_actions(&list[..1], &stages, 0) }
     }
 
     /// Runs one micro-batch, or the part of the other ranks' micro-batches that needs this rank.
@@ -187,27 +177,26 @@ impl BlockActions {
         index: Option<usize>,
         batch: &mut BatchFn<'_, A>,
     ) -> Result<WeightedLoss> {
-        let (input, loss) = index.map(batch).transpose().map_err(Error::compute)?.unzip();
-        // After an update, only the optimizer's shard of a replicated parameter has an effect.
-        let keeps_parts = engine.plan.degrees.shards > 1 && !engine.plan.degrees.frees;
-        if keeps_parts {
-            engine.parameters.begin_pass(&engine.plan.layout, &engine.model)?;
-        }
-        let mut pass = MicroBatchPass { current: input, saved: Vec::new() };
-        let prefetched = engine.prefetched.take().unwrap_or(0);
-        self.forward[prefetched..].iter().try_for_each(|&action| pass.act(action, engine))?;
-        // The first units of the backward are gathered while the loss is computed.
-        let ahead = self.backward.iter().take_while(|action| matches!(action, UnitAction::Gather(_))).count();
-        self.backward[..ahead].iter().try_for_each(|&action| pass.act(action, engine))?;
+        let (mut input, mut loss) = index.map(batch).transpose().map_err(Error::compute)?.unzip();
         // Without a micro-batch, the loss is neutral and the sum does not depend on it.
         let mut counted = (-0.0, 0);
-        if let (Some(loss), Some(output)) = (loss, pass.current.take()) {
+        let mut take_input = |_| Ok(input.take());
+        let mut differentiate = |_, output| {
+            let Some(loss) = loss.take() else { return Ok(None) };
             let (loss, gradient) = loss(output).map_err(Error::compute)?;
-            (counted, pass.current) = (loss, Some(gradient));
-        }
-        self.backward[ahead..].iter().try_for_each(|&action| pass.act(action, engine))?;
+            counted = loss;
+            Ok(Some(gradient))
+        };
+        // After an update, only the optimizer's shard of a replicated parameter has an effect.
+        let keeps_parts = engine.stage.plan.degrees.shards > 1 && !engine.stage.plan.degrees.frees;
         if keeps_parts {
-            engine.parameters.end_pass(&engine.plan.layout, &engine.model)?;
+            engine.stage.parameters.begin_pass(&engine.stage.plan.layout, &engine.stage.model)?;
+        }
+        let first = engine.stage.gradients.ended();
+        let pass = PassInput { input: &mut take_input, loss: &mut differentiate, trains: true, first };
+        engine.interpret(&self.step, pass)?;
+        if keeps_parts {
+            engine.stage.parameters.end_pass(&engine.stage.plan.layout, &engine.stage.model)?;
         }
         Ok(counted)
     }
@@ -216,50 +205,16 @@ impl BlockActions {
     pub(super) fn forward_alone<A>(
         &self,
         engine: &mut StepEngine<Sequence<A>>,
-        input: Option<A>,
+        mut input: Option<A>,
     ) -> Result<Option<A>> {
-        let mut pass = MicroBatchPass { current: input, saved: Vec::new() };
-        let prefetched = engine.prefetched.take().unwrap_or(0);
-        for &action in &self.forward_alone[prefetched..] {
-            pass.act(action, engine)?;
-            pass.saved.clear();
-        }
-        Ok(pass.current)
-    }
-}
-
-impl<A> MicroBatchPass<A> {
-    /// Executes one action.
-    fn act(&mut self, action: UnitAction, engine: &mut StepEngine<Sequence<A>>) -> Result<()> {
-        let StepEngine { parameters, gradients, groups, model, plan, .. } = engine;
-        let layout = &plan.layout;
-        match action {
-            UnitAction::Gather(unit) => parameters.gather(layout, unit, groups)?,
-            UnitAction::Materialise(unit) => parameters.materialise(layout, unit, groups, false, model)?,
-            UnitAction::MaterialiseForGroup(unit) => {
-                parameters.materialise(layout, unit, groups, true, model)?
-            }
-            UnitAction::Free(unit) => parameters.free(layout, unit, model)?,
-            UnitAction::Forward(unit) => {
-                let Some(input) = self.current.take() else { return Ok(()) };
-                let blocks = layout.units[unit].blocks.clone();
-                let (output, saved) = model.forward_through(blocks, input).map_err(Error::compute)?;
-                self.saved.push(saved);
-                self.current = Some(output);
-            }
-            UnitAction::Backward(unit) => {
-                let saved = self.saved.pop();
-                let (Some(gradient), Some(saved)) = (self.current.take(), saved) else { return Ok(()) };
-                let blocks = layout.units[unit].blocks.clone();
-                let number = gradients.ended();
-                let mut ready = |parameter: usize, values: Values<'_>| {
-                    Ok(gradients.report(number, parameter, values, &mut groups.reduce())?)
-                };
-                let of_input = model.backward_through(blocks, saved, gradient, &mut ready);
-                self.current = of_input.map_err(Error::compute)?;
-            }
-            UnitAction::Reduce(unit) => gradients.close(gradients.ended(), unit, &mut groups.reduce())?,
-        }
-        Ok(())
+        let mut output = None;
+        let mut take_input = |_| Ok(input.take());
+        let mut take_output = |_, of_model| {
+            output = Some(of_model);
+            Ok(None)
+        };
+        let pass = PassInput { input: &mut take_input, loss: &mut take_output, trains: false, first: 0 };
+        engine.interpret(&self.forward_alone, pass)?;
+        Ok(output)
     }
 }

@@ -302,6 +302,7 @@ impl Gradients {
 
     /// Returns the mean gradients of all buckets, or of this rank's shards of them, padding included. Those of
     /// parameters without a gradient are +0.
+    #[cfg(test)]
     pub(crate) fn means(&self) -> impl Iterator<Item = &Mean> {
         self.sums.iter().flatten().filter_map(|sum| match &sum.state {
             SumState::Mean(mean) => Some(mean),

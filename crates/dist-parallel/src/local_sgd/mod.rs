@@ -256,9 +256,9 @@ impl<M: Params> LocalSgd<M> {
         let weights = if C::WEIGHTED { StepWeights::Given } else { StepWeights::Equal };
         let rank = self.engine.world.rank();
         let computed = self.begin(weights).and_then(|()| {
-            let StepEngine { model, passes, .. } = &mut self.engine;
-            model.begin_forward(passes.in_step(rank));
-            let (loss, count) = inner(model).map_err(Error::compute)?.weighted();
+            let StepEngine { stage, passes, .. } = &mut self.engine;
+            stage.model.begin_forward(passes.in_step(rank));
+            let (loss, count) = inner(&mut stage.model).map_err(Error::compute)?.weighted();
             self.engine.adopt_model_values()?;
             Ok((loss, count))
         });
@@ -562,12 +562,12 @@ impl<M: Params> LocalSgd<M> {
 
     /// Returns the model.
     pub const fn model(&self) -> &M {
-        &self.engine.model
+        &self.engine.stage.model
     }
 
     /// Returns the model, to evaluate it.
     pub const fn model_mut(&mut self) -> &mut M {
-        &mut self.engine.model
+        &mut self.engine.stage.model
     }
 
     /// Returns the communicator.
@@ -582,7 +582,7 @@ impl<M: Params> LocalSgd<M> {
 
     /// Ends the training and returns the communicator and the model.
     pub fn into_parts(self) -> (Communicator, M) {
-        (self.engine.world, self.engine.model)
+        (self.engine.world, self.engine.stage.model)
     }
 
     /// Combines the ranks' parameters and returns the mean loss.

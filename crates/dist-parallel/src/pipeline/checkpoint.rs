@@ -1,8 +1,10 @@
 //! The state that a rank of a pipeline has in a checkpoint: its shard of the parameters of its stages.
 
 use super::Pipeline;
-use super::stage::Stage;
-use crate::{Chunk, Communicator, Error, ParamInfo, Result, ShardMetadata, Shards, Slice, Values, ValuesMut};
+use crate::engine::Stage;
+use crate::{
+    Chunk, Communicator, Error, ParamInfo, Result, Sequence, ShardMetadata, Shards, Slice, Values, ValuesMut,
+};
 
 /// One pipeline has the whole model, or several that shard their stages. If there are more, the first saves.
 impl<A> Shards for Pipeline<A> {
@@ -31,13 +33,13 @@ impl<A> Shards for Pipeline<A> {
     }
 
     fn read(&self, chunk: Chunk, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
-        let stage = self.stages.iter().find(|stage| stage.parameters.contains(&chunk.parameter));
+        let stage = self.stages.iter().find(|stage| stage.range.contains(&chunk.parameter));
         let stage = stage.ok_or(Error::Freed)?;
         stage.read(stage.own_chunk(chunk), self.groups.shards.rank(), f)
     }
 
     fn write(&mut self, chunk: Chunk, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
-        let stage = self.stages.iter_mut().find(|stage| stage.parameters.contains(&chunk.parameter));
+        let stage = self.stages.iter_mut().find(|stage| stage.range.contains(&chunk.parameter));
         let stage = stage.ok_or(Error::Freed)?;
         stage.change(stage.own_chunk(chunk), self.groups.shards.rank(), |values| {
             f(values);
@@ -58,7 +60,7 @@ impl<A> Shards for Pipeline<A> {
         self.updates.forget();
         self.computes = false;
         let Self { stages, groups, .. } = self;
-        let published = stages.iter_mut().try_for_each(|stage| stage.publish(groups));
+        let published = stages.iter_mut().try_for_each(|stage| stage.publish(groups, |_| true));
         let published = published.and_then(|()| self.broadcast_ties());
         self.or_abort(published)
     }
@@ -87,8 +89,8 @@ impl<A> Pipeline<A> {
     /// stages belong to the first of them, and there to the first shard.
     fn held(&self) -> impl Iterator<Item = Chunk> {
         let rank = self.groups.shards.rank();
-        let of_stage = move |stage: &Stage<A>| {
-            let (first, chunks) = (stage.parameters.start, stage.held_chunks(rank));
+        let of_stage = move |stage: &Stage<Sequence<A>>| {
+            let (first, chunks) = (stage.range.start, stage.plan.layout.held_chunks(rank));
             chunks.into_iter().map(move |chunk| Chunk { parameter: first + chunk.parameter, ..chunk })
         };
         let is_tied = |parameter: usize| self.ties.iter().any(|tie| tie.parameter == parameter);
@@ -98,9 +100,9 @@ impl<A> Pipeline<A> {
     }
 }
 
-impl<A> Stage<A> {
+impl<A> Stage<Sequence<A>> {
     /// Converts a chunk of a parameter of the whole model, which this stage has.
     const fn own_chunk(&self, chunk: Chunk) -> Chunk {
-        Chunk { parameter: chunk.parameter - self.parameters.start, ..chunk }
+        Chunk { parameter: chunk.parameter - self.range.start, ..chunk }
     }
 }

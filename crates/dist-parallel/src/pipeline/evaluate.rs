@@ -2,8 +2,10 @@
 
 use super::Pipeline;
 use super::consensus::PipelineCall;
-use super::pass::{Clock, Output, PipelinePass};
+use super::pass::Clock;
+use super::stage::actions_of;
 use super::step::{Losses, Totals};
+use crate::engine::PassInput;
 use crate::fsdp::share;
 use crate::trainer::{Evaluation, with_evaluation};
 use crate::{BoxError, Error, Loss, Result, StepDescriptor, StepReport, TrainingCall};
@@ -65,21 +67,22 @@ impl<A> Pipeline<A> {
         self.or_abort(agreed)?;
         let (pipeline, pipelines) = self.replica_position();
         let own = share(micro_batches, pipelines, pipeline);
+        let list = self.schedule.forwards(self.comm.rank(), micro_batches.div_ceil(pipelines))?;
+        let mut actions = actions_of(&list, &self.stages, self.schedule.stages() - 1);
         // The ranks that shard a stage gather it together, even if some have no micro-batch for it.
-        let mut list = self.schedule.forwards(self.comm.rank(), micro_batches.div_ceil(pipelines))?;
-        list.retain(|action| action.micro_batch().is_none_or(|micro_batch| micro_batch < own.len()));
+        actions.retain(|action| action.micro_batch().is_none_or(|micro_batch| micro_batch < own.len()));
         self.links.begin_evaluation(own.len());
         // The losses of other pipelines are −0 here: the neutral element of addition, also for −0.
         let mut losses = Losses { losses: vec![-0.0; micro_batches], count: 0, descriptor };
+        let mut input = |index: usize| input(own.start + index).map(Some).map_err(Error::compute);
         let mut take = |index: usize, output: A| {
-            let (loss, count) = loss(index, output)?;
-            losses.losses[index] = loss;
+            let (loss, count) = loss(own.start + index, output).map_err(Error::compute)?;
+            losses.losses[own.start + index] = loss;
             losses.count = losses.count.saturating_add(count);
-            Ok(())
+            Ok(None)
         };
-        let output = Output::Evaluation(&mut take);
-        let pass = &mut PipelinePass { first: own.start, input, output, clock: &mut clock };
-        let passed = self.run(list, pass);
+        let pass = PassInput { input: &mut input, loss: &mut take, trains: false, first: 0 };
+        let passed = self.run(&actions, own.start, pass, &mut clock);
         let result = passed.and_then(|()| {
             clock.waiting(|| {
                 self.links.finish()?;

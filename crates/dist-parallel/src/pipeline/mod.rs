@@ -47,6 +47,7 @@ pub use draw::{Panel, svg};
 pub use flaw::{Flaw, ScheduleProof};
 pub use kind::ScheduleKind;
 pub use measure::measure_blocks;
+pub(crate) use pass::PipelinePass;
 pub use placeholder::Placeholder;
 pub use runtime::Pipeline;
 pub use schedule::PipelineSchedule;

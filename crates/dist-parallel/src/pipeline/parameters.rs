@@ -3,9 +3,9 @@
 use dist_collectives::Communicator;
 
 use super::Pipeline;
-use super::stage::Stage;
+use crate::engine::Stage;
 use crate::flat::Flat;
-use crate::{Optimizer, Result, Values, params};
+use crate::{Optimizer, Result, Sequence, Values, params};
 
 impl<A> Pipeline<A> {
     /// Updates this rank's parameters by their gradients. Parameters without a gradient stay unchanged. The number of
@@ -72,7 +72,7 @@ impl<A> Pipeline<A> {
             let Some(mean) = mean else { continue };
             let stage = stages.iter_mut().find(|stage| stage.number == tie.stages[0]);
             let stage = stage.expect("the rank of the first stage has the mean");
-            params::write(&mut stage.model, tie.parameter - stage.parameters.start, |values| {
+            params::write(&mut stage.model, tie.parameter - stage.range.start, |values| {
                 optimizer.update(tie.parameter, values, mean.slice(0, mean.len()))
             })?;
         }
@@ -80,7 +80,10 @@ impl<A> Pipeline<A> {
     }
 
     fn try_for_each_parameter(&mut self, f: &mut dyn FnMut(usize, Values<'_>)) -> Result<()> {
-        self.stages.iter_mut().try_for_each(|stage| stage.gather(&mut self.groups))?;
+        let Self { stages, groups, .. } = self;
+        stages
+            .iter_mut()
+            .try_for_each(|stage| stage.units().try_for_each(|unit| stage.gather(unit, groups)))?;
         for parameter in 0..self.infos.len() {
             let info = &self.infos[parameter];
             if info.same_as.is_some() {
@@ -89,7 +92,7 @@ impl<A> Pipeline<A> {
             let mut values = Flat::zeros(info.dtype, info.len());
             let stage = self.stage_of(parameter);
             if let Some(own) = self.stages.iter().find(|own| own.number == stage) {
-                params::read(&own.model, parameter - own.parameters.start, &mut |read| {
+                params::read(&own.model, parameter - own.range.start, &mut |read| {
                     values.slice_mut(0, read.len()).convert_from(read);
                 })?;
             }
@@ -98,8 +101,8 @@ impl<A> Pipeline<A> {
             f(parameter, values.slice(0, len));
         }
         self.stages.iter_mut().try_for_each(|stage| {
-            stage.free()?;
-            stage.rest(&mut self.groups)
+            stage.units().try_for_each(|unit| stage.free(unit))?;
+            stage.parameters.rest(&mut self.groups)
         })
     }
 
@@ -112,12 +115,12 @@ impl<A> Pipeline<A> {
             if rank != root && !others.contains(&rank) {
                 continue;
             }
-            let of_tie = |stage: &&mut Stage<A>| tie.stages.contains(&stage.number);
+            let of_tie = |stage: &&mut Stage<Sequence<A>>| tie.stages.contains(&stage.number);
             let stage = self.stages.iter_mut().find(of_tie).expect("this rank has one of the tie's stages");
             let same =
                 |&parameter: &usize| self.infos[parameter].same_as.unwrap_or(parameter) == tie.parameter;
-            let parameter = stage.parameters.clone().find(same).expect("the stage has the parameter");
-            let parameter = parameter - stage.parameters.start;
+            let parameter = stage.range.clone().find(same).expect("the stage has the parameter");
+            let parameter = parameter - stage.range.start;
             if rank == root && self.groups.shards.world_size() > 1 {
                 let shards = &mut self.groups.shards;
                 params::write(&mut stage.model, parameter, |values| values.broadcast(shards, 0))?;

@@ -1,132 +1,103 @@
-//! One pass of micro-batches through the stages of a rank.
+//! The part of a pass that only pipelines have: messages between stages, ties, and times.
 
 use std::time::Duration;
 
 use dist_collectives::Communicator;
 
-use super::activations::TensorMeta;
-use super::stage::{BackwardPart, PROVEN, Stage};
-use super::{Action, Item, Pipeline, Span, ties};
+use super::activations::{Activations, TensorMeta};
+use super::links::StageLinks;
+use super::ties::{self, Node};
+use super::{Action, Item, Pipeline, Span};
+use crate::engine::{Interpreter, PassInput, Stage, StepAction};
 use crate::flat::Flat;
-use crate::{BoxError, Error, Params, Result};
+use crate::pass::Passes;
+use crate::{Error, Params, Result, Sequence, Values};
 
-/// The inputs of a pass.
-pub(super) struct PipelinePass<'a, A> {
+/// The messages, ties and times of one pass.
+pub(crate) struct PipelinePass<'a, A> {
+    links: &'a mut StageLinks,
+    nodes: &'a mut [Node],
+    activations: &'a dyn Activations<A>,
+    passes: &'a Passes,
     /// The number of this pipeline's first micro-batch.
-    pub(super) first: usize,
-    /// Returns the input of a micro-batch.
-    pub(super) input: &'a mut (dyn FnMut(usize) -> Result<A, BoxError> + 'a),
-    pub(super) output: Output<'a, A>,
-    pub(super) clock: &'a mut Clock,
-}
-
-/// The callback for the model's output of a micro-batch.
-pub(super) enum Output<'a, A> {
-    /// Returns the output's gradient, in a step of training.
-    Step(&'a mut (dyn FnMut(usize, A) -> Result<A, BoxError> + 'a)),
-    /// Receives the output of an evaluation, without a backward.
-    Evaluation(&'a mut (dyn FnMut(usize, A) -> Result<(), BoxError> + 'a)),
+    first: usize,
+    /// `true` in a step, `false` in an evaluation.
+    trains: bool,
+    clock: &'a mut Clock,
+    spans: &'a mut Vec<Span>,
+    kept_most: &'a mut usize,
 }
 
 impl<A> Pipeline<A> {
-    /// Executes a list of actions. If the list gathers no stages, all are gathered for its whole duration.
-    pub(super) fn run(&mut self, list: Vec<Action>, pass: &mut PipelinePass<'_, A>) -> Result<()> {
-        let gathers = list.iter().any(|action| matches!(action, Action::Gather(_)));
-        if !gathers {
-            pass.clock
-                .waiting(|| self.stages.iter_mut().try_for_each(|stage| stage.gather(&mut self.groups)))?;
-        }
-        for action in list {
-            match action {
-                Action::Forward(item) => self.forward(item, pass)?,
-                Action::Backward(item) => self.backward(action, item, BackwardPart::Whole, pass.clock)?,
-                Action::InputGradient(item) => {
-                    self.backward(action, item, BackwardPart::Input, pass.clock)?
-                }
-                Action::WeightGradient(item) => {
-                    self.backward(action, item, BackwardPart::Weight, pass.clock)?
-                }
-                Action::SendActivation(item) => self.send_activation(item, pass)?,
-                Action::ReceiveActivation(item) => self.receive_activation(item, pass)?,
-                Action::SendGradient(item) => self.send_gradient(item)?,
-                Action::ReceiveGradient(item) => self.receive_gradient(item, pass.clock)?,
-                Action::Gather(stage) => pass.clock.waiting(|| self.gather(stage))?,
-                Action::Free(stage) => self.stage(stage).free()?,
-                Action::ReduceGradients(stage) => self.start_reducing(stage)?,
-            }
-        }
-        if !gathers {
-            self.stages.iter_mut().try_for_each(Stage::free)?;
-        }
-        pass.clock.waiting(|| self.stages.iter_mut().try_for_each(|stage| stage.rest(&mut self.groups)))
-    }
-
-    fn gather(&mut self, stage: usize) -> Result<()> {
-        let own = self.stages.iter_mut().find(|own| own.number == stage).expect(PROVEN);
-        own.gather(&mut self.groups)
-    }
-
-    fn forward(&mut self, item: Item, pass: &mut PipelinePass<'_, A>) -> Result<()> {
-        let Item { stage, micro_batch } = item;
-        let is_last = stage + 1 == self.schedule.stages();
-        let received = self.stage(stage).inputs.remove(&micro_batch);
-        let start = pass.clock.now();
-        let activation = match (stage.checked_sub(1), received) {
-            (None, _) => (pass.input)(pass.first + micro_batch).map_err(Error::compute)?,
-            (Some(_), Some(received)) => received,
-            (Some(before), None) => self.stage(before).outputs.remove(&micro_batch).expect(PROVEN),
-        };
-        let number = pass.first + micro_batch;
-        let described = match pass.output {
-            Output::Step(_) => self.passes.in_step(number),
-            Output::Evaluation(_) => self.passes.in_evaluation(number),
-        };
-        let own = self.stage(stage);
-        own.model.begin_forward(described);
-        let output = match pass.output {
-            Output::Step(_) => own.forward(micro_batch, activation)?,
-            Output::Evaluation(_) => own.evaluate(activation)?,
-        };
-        match &mut pass.output {
-            _ if !is_last => _ = own.outputs.insert(micro_batch, output),
-            Output::Step(loss) => {
-                let gradient = loss(pass.first + micro_batch, output).map_err(Error::compute)?;
-                own.output_gradients.insert(micro_batch, gradient);
-            }
-            Output::Evaluation(loss) => loss(pass.first + micro_batch, output).map_err(Error::compute)?,
-        }
-        if let Output::Step(_) = pass.output {
-            self.spans.push(Span { action: Action::Forward(item), start, end: pass.clock.now() });
-            self.kept_most = self.kept_most.max(self.stages.iter().map(Stage::kept).sum());
-        }
-        Ok(())
-    }
-
-    fn backward(&mut self, action: Action, item: Item, part: BackwardPart, clock: &mut Clock) -> Result<()> {
-        let Item { stage, micro_batch } = item;
-        let mut gradient = self.stage(stage).output_gradients.remove(&micro_batch);
-        if gradient.is_none() && part != BackwardPart::Weight {
-            gradient = self.stage(stage + 1).input_gradients.remove(&micro_batch);
-        }
-        let start = clock.now();
-        let own = self.stages.iter_mut().find(|own| own.number == stage).expect(PROVEN);
-        own.backward(micro_batch, part, gradient, &mut self.nodes, &mut self.groups)?;
-        self.spans.push(Span { action, start, end: clock.now() });
-        ties::pass_on(&mut self.nodes, false)
-    }
-
-    fn send_activation(
+    /// Executes a list of actions. `first` is the number of this pipeline's first micro-batch.
+    pub(super) fn run(
         &mut self,
-        Item { stage, micro_batch }: Item,
-        pass: &mut PipelinePass<'_, A>,
+        actions: &[StepAction],
+        first: usize,
+        pass: PassInput<'_, A>,
+        clock: &mut Clock,
     ) -> Result<()> {
-        let output = self.stage(stage).outputs.remove(&micro_batch).expect(PROVEN);
+        let last = self.schedule.stages() - 1;
+        let Self { stages, groups, links, nodes, activations, passes, spans, kept_most, .. } = self;
+        let activations = &**activations;
+        groups.take_waited();
+        let trains = pass.trains;
+        let pipeline = PipelinePass {
+            links,
+            nodes,
+            activations,
+            passes,
+            first,
+            trains,
+            clock: &mut *clock,
+            spans,
+            kept_most,
+        };
+        Interpreter::new(stages, groups, last, pass, Some(pipeline)).run(actions)?;
+        clock.waited += groups.take_waited();
+        clock.waiting(|| stages.iter_mut().try_for_each(|stage| stage.parameters.rest(groups)))
+    }
+}
+
+impl<A> PipelinePass<'_, A> {
+    pub(crate) fn now(&self) -> Duration {
+        self.clock.now()
+    }
+
+    /// Announces the forward of a micro-batch to the blocks of a stage.
+    pub(crate) fn begin_forward(&self, stage: &mut Stage<Sequence<A>>, micro_batch: usize) {
+        let number = self.first + micro_batch;
+        let pass = if self.trains {
+            stage.buffers.record_forward();
+            self.passes.in_step(number)
+        } else {
+            self.passes.in_evaluation(number)
+        };
+        stage.model.begin_forward(pass);
+    }
+
+    /// Records the time of a computation of a stage since `start`. The units of a stage are one computation. `kept` is
+    /// the number of activations that are held now.
+    pub(crate) fn record(&mut self, action: Action, start: Duration, kept: usize) {
+        if !self.trains {
+            return;
+        }
+        let end = self.clock.now();
+        match self.spans.last_mut().filter(|span| span.action == action) {
+            Some(span) => span.end = end,
+            None => self.spans.push(Span { action, start, end }),
+        }
+        *self.kept_most = (*self.kept_most).max(kept);
+    }
+
+    pub(crate) fn send_activation(&mut self, item: Item, output: A) -> Result<()> {
+        let stage = item.stage;
         let (got, values) = self.to_flat(&output)?;
         drop(output);
-        let link = self.links.outputs.get_mut(&stage).expect(PROVEN);
+        let link = self.links.outputs.get_mut(&stage).expect(LINKED);
         let too_many = Error::TooManyDims { stage, dims: got.shape.len() };
-        if let Output::Evaluation(_) = pass.output {
-            pass.clock.waiting(|| link.finish())?;
+        if !self.trains {
+            self.clock.waiting(|| link.finish())?;
             return link.send_any(&got, values).ok_or(too_many);
         }
         if let Some(expected) = link.meta().filter(|expected| **expected != got) {
@@ -135,30 +106,25 @@ impl<A> Pipeline<A> {
         link.collect()?;
         link.send(&got, values).ok_or(too_many)?;
         if self.activations.gradients_have_the_same_shape() {
-            self.links.output_gradients.get_mut(&stage).expect(PROVEN).expect(got);
+            self.links.output_gradients.get_mut(&stage).expect(LINKED).expect(got);
         }
         Ok(())
     }
 
-    fn receive_activation(
-        &mut self,
-        Item { stage, micro_batch }: Item,
-        pass: &mut PipelinePass<'_, A>,
-    ) -> Result<()> {
-        let link = self.links.inputs.get_mut(&stage).expect(PROVEN);
-        let (meta, values) = pass.clock.waiting(|| link.receive())?;
+    pub(crate) fn receive_activation(&mut self, item: Item) -> Result<A> {
+        let link = self.links.inputs.get_mut(&item.stage).expect(LINKED);
+        let (meta, values) = self.clock.waiting(|| link.receive())?;
         let input = self.unflatten(&meta, &values)?;
-        if matches!(pass.output, Output::Step(_)) && self.activations.gradients_have_the_same_shape() {
-            self.links.input_gradients.get_mut(&stage).expect(PROVEN).expect(meta);
+        if self.trains && self.activations.gradients_have_the_same_shape() {
+            self.links.input_gradients.get_mut(&item.stage).expect(LINKED).expect(meta);
         }
-        self.stage(stage).inputs.insert(micro_batch, input);
-        Ok(())
+        Ok(input)
     }
 
-    fn send_gradient(&mut self, Item { stage, micro_batch }: Item) -> Result<()> {
-        let gradient = self.stage(stage).input_gradients.remove(&micro_batch).expect(PROVEN);
-        let (got, values) = self.to_flat(&gradient)?;
-        let link = self.links.input_gradients.get_mut(&stage).expect(PROVEN);
+    pub(crate) fn send_gradient(&mut self, item: Item, gradient: &A) -> Result<()> {
+        let stage = item.stage;
+        let (got, values) = self.to_flat(gradient)?;
+        let link = self.links.input_gradients.get_mut(&stage).expect(LINKED);
         if let Some(expected) = link.meta().filter(|expected| **expected != got) {
             return Err(Error::GradientShape { stage, expected: expected.clone(), got });
         }
@@ -166,12 +132,30 @@ impl<A> Pipeline<A> {
         link.send(&got, values).ok_or(Error::TooManyDims { stage, dims: got.shape.len() })
     }
 
-    fn receive_gradient(&mut self, Item { stage, micro_batch }: Item, clock: &mut Clock) -> Result<()> {
-        let link = self.links.output_gradients.get_mut(&stage).expect(PROVEN);
-        let (meta, values) = clock.waiting(|| link.receive())?;
-        let gradient = self.unflatten(&meta, &values)?;
-        self.stage(stage).output_gradients.insert(micro_batch, gradient);
-        Ok(())
+    pub(crate) fn receive_gradient(&mut self, item: Item) -> Result<A> {
+        let link = self.links.output_gradients.get_mut(&item.stage).expect(LINKED);
+        let (meta, values) = self.clock.waiting(|| link.receive())?;
+        self.unflatten(&meta, &values)
+    }
+
+    /// Adds the gradient of a parameter of several stages to its tie. `parameter` is its index in the whole model.
+    pub(crate) fn report_tied(
+        &mut self,
+        (tie, stage): (usize, usize),
+        micro_batch: usize,
+        parameter: usize,
+        values: Values<'_>,
+    ) -> Result<()> {
+        let node = self.nodes.iter_mut().find(|node| (node.tie, node.stage) == (tie, stage));
+        node.map_or(Ok(()), |node| node.report(micro_batch, parameter, values))
+    }
+
+    /// Ends the backward of a micro-batch in a stage, and passes on the sums of ties that are complete. `is_whole` is
+    /// `false` after its first half.
+    pub(crate) fn end_backward(&mut self, item: Item, is_whole: bool) -> Result<()> {
+        let of_stage = self.nodes.iter_mut().filter(|node| is_whole && node.stage == item.stage);
+        of_stage.for_each(|node| node.end(item.micro_batch));
+        ties::pass_on(self.nodes, false)
     }
 
     fn to_flat(&self, activation: &A) -> Result<(TensorMeta, Flat)> {
@@ -188,14 +172,13 @@ impl<A> Pipeline<A> {
         let made = self.activations.unflatten(&meta.shape, values.slice(0, values.len()));
         made.map_err(Error::compute)
     }
-
-    pub(super) fn stage(&mut self, number: usize) -> &mut Stage<A> {
-        self.stages.iter_mut().find(|stage| stage.number == number).expect(PROVEN)
-    }
 }
 
+/// The schedule was proven, so a stage has the links of its actions.
+const LINKED: &str = "a proven schedule has the link";
+
 /// Measures the time since a pass began.
-pub(super) struct Clock {
+pub(crate) struct Clock {
     runtime: dist_collectives::transport::Runtime,
     began: Duration,
     /// The part of it that was spent waiting.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use dist_collectives::{Communicator, ReduceOp};
@@ -9,10 +10,11 @@ use dist_collectives::{Communicator, ReduceOp};
 use super::activations::Activations;
 use super::consensus::CallGroups;
 use super::links::StageLinks;
-use super::stage::Stage;
+use super::stage::actions_of;
 use super::ties::{self, Node, Tie};
 use super::{PipelineSchedule, Span, Timeline};
 use crate::abort::or_abort;
+use crate::engine::{Stage, StepAction};
 use crate::fsdp::{Groups, Precision, follow};
 use crate::mean::Mean;
 use crate::norm::{self, SquareRange, SumOfSquares};
@@ -78,7 +80,9 @@ pub struct Pipeline<A> {
     /// For each stage, the index of its first parameter, and the number of parameters at the end.
     pub(super) first: Vec<usize>,
     /// This rank's stages, in order.
-    pub(super) stages: Vec<Stage<A>>,
+    pub(super) stages: Vec<Stage<Sequence<A>>>,
+    /// This rank's actions in a step.
+    pub(super) actions: Arc<[StepAction]>,
     pub(super) links: StageLinks,
     pub(super) ties: Vec<Tie>,
     /// This rank's ends of the ties whose parameters have gradients.
@@ -153,10 +157,20 @@ impl<A> Pipeline<A> {
             let of_stage = blocks.by_ref().take(range.len()).collect();
             if schedule.placement()[stage] == comm.rank() {
                 let parameters = first[stage]..first[stage + 1];
-                own.push(Stage::new(stage, of_stage, &infos, parameters, &ties, precision, &mut groups)?);
+                own.push(Stage::of_blocks(
+                    stage,
+                    of_stage,
+                    &infos,
+                    parameters,
+                    &ties,
+                    precision,
+                    &mut groups,
+                )?);
             }
         }
         let links = StageLinks::new(&mut comm, &schedule)?;
+        let list = &schedule.actions()[comm.rank()];
+        let actions = actions_of(list, &own, schedule.stages() - 1).into();
         let nodes = ties::nodes(&mut comm, &schedule, &infos, &ties)?;
         let mut pipeline = Self {
             comm,
@@ -170,6 +184,7 @@ impl<A> Pipeline<A> {
             precision,
             first,
             stages: own,
+            actions,
             links,
             tied_means: ties.iter().map(|_| None).collect(),
             ties,
@@ -231,6 +246,8 @@ impl<A> Pipeline<A> {
         let Self { stages, groups, .. } = self;
         let result = stages.iter_mut().try_for_each(|stage| stage.shard_over(groups));
         self.or_abort(result)?;
+        let list = &self.schedule.actions()[self.comm.rank()];
+        self.actions = actions_of(list, &self.stages, self.schedule.stages() - 1).into();
         self.forget();
         Ok(())
     }
@@ -291,6 +308,13 @@ impl<A> Pipeline<A> {
         self.stages.iter().map(|stage| (stage.number, &stage.model))
     }
 
+    /// Returns this rank's stages, for example to change a setting of their blocks. If you change parameters, change
+    /// them alike on all ranks with the stage, and only parameters that are not sharded. With master parameters, the
+    /// values become the master values.
+    pub fn stages_mut(&mut self) -> impl Iterator<Item = (usize, &mut Sequence<A>)> {
+        self.stages.iter_mut().map(|stage| (stage.number, &mut stage.model))
+    }
+
     /// Returns the largest number of activations of a stage that this rank held at once in the last step.
     pub const fn kept(&self) -> usize {
         self.kept_most
@@ -328,11 +352,11 @@ impl<A> Pipeline<A> {
             let mean = self.tied_means[tie].as_ref()?;
             return Some(mean.slice(0, mean.len()));
         }
-        let stage = self.stages.iter().find(|stage| stage.parameters.contains(&parameter))?;
+        let stage = self.stages.iter().find(|stage| stage.range.contains(&parameter))?;
         if stage.is_sharded() {
             return None;
         }
-        stage.gradients.mean(parameter - stage.parameters.start)
+        stage.gradients.mean(parameter - stage.range.start)
     }
 
     /// Returns the names of the trained parameters of this rank's stages for which no micro-batch of the last step
@@ -342,12 +366,12 @@ impl<A> Pipeline<A> {
     #[doc(alias = "find_unused_parameters")]
     pub fn without_gradient(&self) -> Vec<&str> {
         without_gradient(&self.infos, |parameter| {
-            let Some(stage) = self.stages.iter().find(|stage| stage.parameters.contains(&parameter)) else {
+            let Some(stage) = self.stages.iter().find(|stage| stage.range.contains(&parameter)) else {
                 return true;
             };
             match self.ties.iter().position(|tie| tie.parameter == parameter) {
                 Some(tie) => self.tied_means[tie].is_some(),
-                None => stage.gradients.used()[parameter - stage.parameters.start],
+                None => stage.gradients.used()[parameter - stage.range.start],
             }
         })
     }
@@ -375,8 +399,8 @@ impl<A> Pipeline<A> {
         let mut sum = SumOfSquares::new(range);
         // Every shard has the parameters of several stages; the first one counts them.
         let tied = self.tied_means.iter().flatten().filter(|_| self.groups.shards.rank() == 0);
-        let of_stages = self.stages.iter().flat_map(|stage| stage.gradients.means());
-        of_stages.chain(tied).for_each(|mean| sum.add(mean.slice(0, mean.len())));
+        tied.for_each(|mean| sum.add(mean.slice(0, mean.len())));
+        self.stages.iter().for_each(|stage| stage.add_squares(self.groups.shards.rank(), &mut sum));
         let mut encoded = sum.encode();
         for comm in [&mut self.comm, &mut self.groups.shards] {
             comm.all_reduce(&mut encoded, ReduceOp::Sum).map_err(Error::communication)?;
@@ -453,8 +477,8 @@ impl<A> Pipeline<A> {
         self.announce("into_parts");
         let Self { stages, groups, .. } = &mut self;
         let gathered = stages.iter_mut().try_for_each(|stage| {
-            stage.gather(groups)?;
-            stage.rest(groups)
+            stage.units().try_for_each(|unit| stage.gather(unit, groups))?;
+            stage.parameters.rest(groups)
         });
         self.or_abort(gathered)?;
         Ok((self.comm, self.stages.into_iter().map(|stage| stage.model).collect()))
@@ -473,7 +497,7 @@ impl<A> Pipeline<A> {
         groups.follow(comm);
         let others = [sharded, &mut call_groups.shards, &mut call_groups.data];
         others.into_iter().flatten().for_each(|group| follow(group, comm));
-        stages.iter_mut().for_each(|stage| stage.follow(comm));
+        stages.iter_mut().for_each(|stage| stage.parameters.follow(comm));
         links.follow(comm);
         nodes.iter_mut().for_each(|node| node.follow(comm));
     }

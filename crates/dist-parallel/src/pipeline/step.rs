@@ -1,11 +1,14 @@
 //! One step of a pipeline: forward, backward, and the final reductions.
 
+use std::sync::Arc;
+
 use dist_collectives::{Communicator, ReduceOp};
 
 use super::consensus::{CallGroups, PipelineCall};
-use super::pass::{Clock, Output, PipelinePass};
-use super::stage::{PROVEN, Reducing, Stage};
+use super::pass::Clock;
+use super::stage::Reducing;
 use super::{Pipeline, ties};
+use crate::engine::PassInput;
 use crate::flat::Flat;
 use crate::fsdp::{Groups, bytes_sent};
 use crate::loss::{WeightedLoss, to_be_summed};
@@ -54,14 +57,15 @@ impl<A> Pipeline<A> {
         self.begin();
         let first = self.share().start;
         let mut losses = TreeSum::new();
+        let mut input = |index: usize| input(first + index).map(Some).map_err(Error::compute);
         let mut differentiate = |index: usize, output: A| {
-            let (loss, gradient) = loss(index, output)?;
-            losses.add(index - first, loss, add);
-            Ok(gradient)
+            let (loss, gradient) = loss(first + index, output).map_err(Error::compute)?;
+            losses.add(index, loss, add);
+            Ok(Some(gradient))
         };
-        let list = self.schedule.actions()[self.comm.rank()].clone();
-        let output = Output::Step(&mut differentiate);
-        let passed = self.run(list, &mut PipelinePass { first, input, output, clock: &mut clock });
+        let actions = Arc::clone(&self.actions);
+        let pass = PassInput { input: &mut input, loss: &mut differentiate, trains: true, first: 0 };
+        let passed = self.run(&actions, first, pass, &mut clock);
         let (loss, count) = losses.finish(add).unwrap_or_default();
         let descriptor = StepDescriptor::new(TrainingCall::Step, self.total(), weighted);
         let own = Losses { losses: vec![loss], count, descriptor };
@@ -108,7 +112,7 @@ impl<A> Pipeline<A> {
         self.spans.clear();
         self.kept_most = 0;
         self.links.begin(self.schedule.micro_batches());
-        self.stages.iter_mut().for_each(Stage::begin);
+        self.stages.iter_mut().for_each(|stage| stage.gradients.begin_step());
         self.nodes.iter_mut().for_each(ties::Node::begin);
         self.tied_means.iter_mut().for_each(|mean| *mean = None);
     }
@@ -116,12 +120,6 @@ impl<A> Pipeline<A> {
     /// Returns the number of micro-batches of all pipelines.
     pub(super) fn total(&self) -> usize {
         self.schedule.micro_batches() * self.replica_position().1
-    }
-
-    /// Starts to reduce a stage's gradients with those of other pipelines.
-    pub(super) fn start_reducing(&mut self, number: usize) -> Result<()> {
-        let stage = self.stages.iter_mut().find(|stage| stage.number == number).expect(PROVEN);
-        stage.gradients.start_reductions(&mut self.groups.reduce())
     }
 
     /// Finishes a step after all actions: means of ties, gradients and losses. Returns the mean loss.

@@ -226,20 +226,25 @@ fn gradients_of_a_step_that_panicked_cannot_be_used(
 /// The model has the rounded master values, except where the program has written others.
 #[rstest]
 fn values_that_the_program_writes_into_the_model_are_saved_and_trained(
-    #[values("ddp", "zero1", "zero2", "local_sgd:1")] strategy: &'static str,
+    #[values("ddp", "zero1", "zero2", "local_sgd:1", "pipeline:1f1b:1")] strategy: &'static str,
 ) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();
     let outcome = sim::run(1, 2, move |transport| {
         let precision = Precision { master: Some(FloatType::F64), reduce: None };
-        let options = TrainerOptions::new(strategy.parse().unwrap()).with_precision(precision);
+        let options =
+            TrainerOptions::new(strategy.parse().unwrap()).with_precision(precision).with_micro_batches(2);
         let mut trainer = options.build(Communicator::new(transport), Echo::model(), PlainVectors).unwrap();
         let mut checkpoints = Checkpoints::at(&path);
         let mut write = |values: ValuesMut<'_>| match values {
             ValuesMut::F32(values) => values[0] = 64.0,
             other => panic!("the model is not {}", other.dtype()),
         };
-        trainer.model_mut().unwrap().write(0, &mut write).unwrap();
+        let written = match trainer.pipeline_mut() {
+            Some(pipeline) => pipeline.stages_mut().try_for_each(|(_, stage)| stage.write(0, &mut write)),
+            None => trainer.model_mut().unwrap().write(0, &mut write),
+        };
+        written.unwrap();
         trainer.save(&mut checkpoints, None, 1).unwrap();
         let step = |trainer: &mut dyn Trainer<Rows>| {
             trainer.step(2, |_| echo(0.25)).unwrap();
