@@ -25,19 +25,32 @@ impl EvaluationLosses {
         self.count = self.count.saturating_add(count);
     }
 
-    /// Returns the mean over the micro-batches of all ranks, summed in the canonical order. All ranks call this.
-    pub(crate) fn mean(self, comm: &mut Communicator) -> Result<f32> {
-        let Self { mut losses, count } = self;
-        let micro_batches = losses.len();
-        let mut counts = [to_be_summed(count)];
-        comm.all_reduce(&mut losses, ReduceOp::Sum).map_err(Error::communication)?;
-        comm.all_reduce(&mut counts, ReduceOp::Sum).map_err(Error::communication)?;
-        let count = usize::try_from(counts[0]).unwrap_or(0);
-        if count == 0 {
-            return Err(Error::ZeroWeight { micro_batches });
+    /// Sums the losses in the canonical order and their weights over the ranks of these groups, which have computed all
+    /// micro-batches. All of them call this.
+    pub(crate) fn sum(mut self, groups: &mut [&mut Communicator]) -> Result<(f32, i64)> {
+        let mut counts = [to_be_summed(self.count)];
+        for group in groups {
+            group.all_reduce(&mut self.losses, ReduceOp::Sum).map_err(Error::communication)?;
+            group.all_reduce(&mut counts, ReduceOp::Sum).map_err(Error::communication)?;
         }
-        let mut loss = [sum_of(losses)];
-        ValuesMut::F32(&mut loss).divide(count);
-        Ok(loss[0])
+        Ok((sum_of(self.losses), counts[0]))
     }
+
+    /// Returns the mean over the micro-batches of all ranks. All ranks call this.
+    pub(crate) fn mean(self, comm: &mut Communicator) -> Result<f32> {
+        let micro_batches = self.losses.len();
+        let (sum, count) = self.sum(&mut [comm])?;
+        mean(sum, count, micro_batches)
+    }
+}
+
+/// Returns the mean of a sum over `micro_batches` micro-batches of total weight `count`.
+pub(crate) fn mean(sum: f32, count: i64, micro_batches: usize) -> Result<f32> {
+    let count = usize::try_from(count).unwrap_or(0);
+    if count == 0 {
+        return Err(Error::ZeroWeight { micro_batches });
+    }
+    let mut loss = [sum];
+    ValuesMut::F32(&mut loss).divide(count);
+    Ok(loss[0])
 }

@@ -110,6 +110,9 @@ pub(crate) struct StepConsensus<'a> {
 }
 
 impl<'a> StepConsensus<'a> {
+    /// The number of integers before those of the parameters.
+    pub(crate) const TOTALS: usize = 4;
+
     pub(crate) fn encode(
         computed: usize,
         count: u64,
@@ -168,7 +171,7 @@ impl<'a> StepConsensus<'a> {
 
 /// Returns `true` if the numbers of `ranks` ranks, with this sum and this sum of squares, are equal. They are equal
 /// exactly if n times the sum of the squares is the square of the sum.
-pub(crate) const fn are_equal(ranks: usize, [sum, squares]: [i128; 2]) -> bool {
+const fn are_equal(ranks: usize, [sum, squares]: [i128; 2]) -> bool {
     ranks as i128 * squares == sum * sum
 }
 

@@ -4,9 +4,9 @@ use super::Pipeline;
 use super::consensus::PipelineCall;
 use super::pass::Clock;
 use super::stage::actions_of;
-use super::step::{Losses, Totals};
 use crate::engine::PassInput;
-use crate::fsdp::share;
+use crate::evaluation::{EvaluationLosses, mean};
+use crate::fsdp::{Groups, share};
 use crate::trainer::{Evaluation, with_evaluation};
 use crate::{BoxError, Error, Loss, Result, StepDescriptor, StepReport, TrainingCall};
 
@@ -34,7 +34,7 @@ impl<A> Pipeline<A> {
     ///
     /// Every activation is preceded by its shape and type, 80 bytes. Before the first one, every rank sends 8 bytes
     /// with its request to all others. At the end the ranks of the last stage of all pipelines sum a list of 4 bytes
-    /// per micro-batch and 16 bytes more. The mean is broadcast in 24 bytes.
+    /// per micro-batch and 8 bytes more. The mean is broadcast in 16 bytes.
     ///
     /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the
     /// same examples: [`data`](crate::data) shows that mistake and the correct form.
@@ -72,13 +72,10 @@ impl<A> Pipeline<A> {
         // The ranks that shard a stage gather it together, even if some have no micro-batch for it.
         actions.retain(|action| action.micro_batch().is_none_or(|micro_batch| micro_batch < own.len()));
         self.links.begin_evaluation(own.len());
-        // The losses of other pipelines are −0 here: the neutral element of addition, also for −0.
-        let mut losses = Losses { losses: vec![-0.0; micro_batches], count: 0, descriptor };
+        let mut losses = EvaluationLosses::new(micro_batches);
         let mut input = |index: usize| input(own.start + index).map(Some).map_err(Error::compute);
         let mut take = |index: usize, output: A| {
-            let (loss, count) = loss(own.start + index, output).map_err(Error::compute)?;
-            losses.losses[own.start + index] = loss;
-            losses.count = losses.count.saturating_add(count);
+            losses.add(own.start + index, loss(own.start + index, output).map_err(Error::compute)?);
             Ok(None)
         };
         let pass = PassInput { input: &mut input, loss: &mut take, trains: false, first: 0 };
@@ -86,12 +83,26 @@ impl<A> Pipeline<A> {
         let result = passed.and_then(|()| {
             clock.waiting(|| {
                 self.links.finish()?;
-                self.mean_loss(losses)
+                self.mean_of_evaluation(losses, micro_batches)
             })
         });
-        let Totals { loss, .. } = self.or_abort(result)?;
+        let loss = self.or_abort(result)?;
         self.begin_forward(self.passes.outside());
         Ok(self.report(loss, micro_batches, &clock, sent_before))
+    }
+
+    /// Returns the mean loss on all ranks. Only those of the last stage have losses.
+    fn mean_of_evaluation(&mut self, losses: EvaluationLosses, micro_batches: usize) -> Result<f32> {
+        let last = self.last_rank();
+        let mut totals = [0, 0];
+        if self.comm.rank() == last {
+            let Groups { shards, replicas, .. } = &mut self.groups;
+            let (sum, count) = losses.sum(&mut [shards, replicas])?;
+            totals = [sum.to_bits().into(), count];
+        }
+        self.comm.broadcast(&mut totals, last).map_err(Error::communication)?;
+        let sum = f32::from_bits(u32::try_from(totals[0]).expect("it was made of as many bits"));
+        mean(sum, totals[1], micro_batches)
     }
 
     /// Returns an error unless all ranks of all pipelines have called for the same evaluation, with at least one

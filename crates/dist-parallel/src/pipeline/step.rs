@@ -11,10 +11,10 @@ use super::{Pipeline, ties};
 use crate::engine::PassInput;
 use crate::flat::Flat;
 use crate::fsdp::{Groups, bytes_sent};
-use crate::loss::{WeightedLoss, to_be_summed};
+use crate::loss::WeightedLoss;
 use crate::mean::Mean;
-use crate::step_consensus::are_equal;
-use crate::tree::{TreeSum, sum_of};
+use crate::step_consensus::StepConsensus;
+use crate::tree::TreeSum;
 use crate::{BoxError, Error, Loss, Result, StepDescriptor, StepReport, TrainingCall, ValuesMut};
 
 impl<A> Pipeline<A> {
@@ -66,10 +66,9 @@ impl<A> Pipeline<A> {
         let actions = Arc::clone(&self.actions);
         let pass = PassInput { input: &mut input, loss: &mut differentiate, trains: true, first: 0 };
         let passed = self.run(&actions, first, pass, &mut clock);
-        let (loss, count) = losses.finish(add).unwrap_or_default();
+        let own = losses.finish(add).unwrap_or_default();
         let descriptor = StepDescriptor::new(TrainingCall::Step, self.total(), weighted);
-        let own = Losses { losses: vec![loss], count, descriptor };
-        let result = passed.and_then(|()| clock.waiting(|| self.finish(own)));
+        let result = passed.and_then(|()| clock.waiting(|| self.finish(own, descriptor)));
         self.computes = false;
         let ended = self.or_abort(result);
         if ended.is_err() {
@@ -123,13 +122,10 @@ impl<A> Pipeline<A> {
     }
 
     /// Finishes a step after all actions: means of ties, gradients and losses. Returns the mean loss.
-    fn finish(&mut self, losses: Losses) -> Result<f32> {
+    fn finish(&mut self, own: WeightedLoss, descriptor: StepDescriptor) -> Result<f32> {
         ties::pass_on(&mut self.nodes, true)?;
         let mut tied = self.start_ties()?;
-        let Totals { loss, count, updates_agree } = self.mean_loss(losses)?;
-        if !self.add_used(&mut tied, updates_agree)? {
-            return Err(self.updates_differ());
-        }
+        let (loss, count) = self.agree_on_step(own, descriptor, &mut tied)?;
         self.updates.record_step();
         let groups = &mut self.groups;
         self.stages.iter_mut().try_for_each(|stage| stage.gradients.finish(count, &mut groups.reduce()))?;
@@ -170,89 +166,53 @@ impl<A> Pipeline<A> {
         Ok(tied)
     }
 
-    /// Returns the mean loss of all micro-batches and their total weight, on all ranks. Only the ranks of the last
-    /// stage have losses. Those of all pipelines are added first, and the sums then in the canonical order.
-    pub(super) fn mean_loss(&mut self, own: Losses) -> Result<Totals> {
-        let Losses { mut losses, count, descriptor } = own;
-        let mut counts = [to_be_summed(count), descriptor.weighted.into()];
-        let last = self.schedule.placement()[self.schedule.stages() - 1];
-        if self.comm.rank() == last {
-            for group in [&mut self.groups.shards, &mut self.groups.replicas] {
-                group.all_reduce(&mut losses, ReduceOp::Sum).map_err(Error::communication)?;
-                group.all_reduce(&mut counts, ReduceOp::Sum).map_err(Error::communication)?;
-            }
-        }
-        let mut totals = [sum_of(losses).to_bits().into(), counts[0], counts[1]];
-        let updates_agree = match descriptor.call {
-            TrainingCall::Step => self.broadcast_totals(&mut totals, last)?,
-            _ => {
-                self.comm.broadcast(&mut totals, last).map_err(Error::communication)?;
-                true
-            }
-        };
-        let [sum, count, weighted] = totals.map(|number| u64::try_from(number).unwrap_or(0));
-        if weighted != 0 && weighted != self.replica_position().1 as u64 {
-            let name = if descriptor.call == TrainingCall::Step { "step" } else { "evaluate" };
-            return Err(self.calls_differ(PipelineCall { name, descriptor: Some(descriptor) }));
-        }
-        let count = usize::try_from(count).unwrap_or(usize::MAX);
-        if count == 0 {
-            return Err(Error::ZeroWeight { micro_batches: descriptor.micro_batches });
-        }
-        let mut loss = [f32::from_bits(u32::try_from(sum).expect("it was made of as many bits"))];
-        ValuesMut::F32(&mut loss).divide(count);
-        Ok(Totals { loss: loss[0], count, updates_agree })
-    }
-
-    /// Broadcasts the last rank's numbers inside this pipeline. Returns `true` if all its ranks have updated their
-    /// parameters alike.
-    fn broadcast_totals(&mut self, totals: &mut [i64; 3], last: usize) -> Result<bool> {
-        let updates = self.updates.number();
-        let [loss, count, weighted] = if self.comm.rank() == last { *totals } else { [0; 3] };
-        let mut sums = [loss, count, weighted, updates, updates * updates];
-        self.comm.all_reduce(&mut sums, ReduceOp::Sum).map_err(Error::communication)?;
-        totals.copy_from_slice(&sums[..3]);
-        Ok(are_equal(self.comm.world_size(), [sums[3].into(), sums[4].into()]))
-    }
-
-    /// Combines between pipelines which parameters have had a gradient. Returns `true` if the ranks of all pipelines
-    /// have updated their parameters alike. `updates_agree` is that of this pipeline.
-    fn add_used(&mut self, tied: &mut [Option<(Reducing, bool)>], updates_agree: bool) -> Result<bool> {
-        let (updates, ranks) = (self.updates.number(), self.replica_position().1);
+    /// Agrees with all ranks of all pipelines on the step. Returns the mean loss of all micro-batches and their total
+    /// weight, and combines which parameters have had a gradient.
+    ///
+    /// Only the ranks of the last stage have losses. Those of all pipelines are added first, and the sums then in the
+    /// canonical order.
+    fn agree_on_step(
+        &mut self,
+        (loss, count): WeightedLoss,
+        descriptor: StepDescriptor,
+        tied: &mut [Option<(Reducing, bool)>],
+    ) -> Result<(f32, usize)> {
+        let is_last = self.comm.rank() == self.last_rank();
         let of_ties = tied.iter_mut().flatten().map(|(_, used)| used);
-        let mut flags: Vec<&mut bool> =
-            self.stages.iter_mut().flat_map(|stage| stage.gradients.used_mut()).chain(of_ties).collect();
-        // If each pipeline agrees in itself, the ranks of one stage decide whether the pipelines agree with each
-        // other.
-        let of_updates = [i64::from(!updates_agree), updates, updates * updates];
-        let used = flags.iter().map(|used| i64::from(**used));
-        let mut counts: Vec<i64> = of_updates.into_iter().chain(used).collect();
-        for group in [&mut self.groups.shards, &mut self.groups.replicas] {
-            group.all_reduce(&mut counts, ReduceOp::Sum).map_err(Error::communication)?;
+        let of_stages = self.stages.iter_mut().flat_map(|stage| stage.gradients.used_mut());
+        let flags: Vec<&mut bool> = of_stages.chain(of_ties).collect();
+        let used: Vec<bool> = flags.iter().map(|used| **used).collect();
+        let computed = if is_last { self.schedule.micro_batches() } else { 0 };
+        let mut numbers = StepConsensus::encode(computed, count, descriptor, &self.updates, &used);
+        let mut loss = [loss];
+        let Groups { shards, replicas, .. } = &mut self.groups;
+        for group in [shards, replicas] {
+            if is_last {
+                group.all_reduce(&mut loss, ReduceOp::Sum).map_err(Error::communication)?;
+            }
+            group.all_reduce(&mut numbers, ReduceOp::Sum).map_err(Error::communication)?;
         }
-        flags.iter_mut().zip(&counts[3..]).for_each(|(used, &count)| **used = count > 0);
-        Ok(counts[0] == 0 && are_equal(ranks, [counts[1].into(), counts[2].into()]))
+        flags.into_iter().zip(StepConsensus::decode(&numbers).used()).for_each(|(own, used)| *own = used);
+        // One rank of each pipeline has the loss, so a sum of its bits passes it on.
+        numbers.truncate(StepConsensus::TOTALS);
+        numbers.push(if is_last { loss[0].to_bits().into() } else { 0 });
+        self.comm.all_reduce(&mut numbers, ReduceOp::Sum).map_err(Error::communication)?;
+        let bits =
+            numbers.pop().and_then(|bits| u32::try_from(bits).ok()).expect("it was made of as many bits");
+        let consensus = StepConsensus::decode(&numbers);
+        if !consensus.agrees(self.schedule.ranks() * self.replica_position().1) {
+            return Err(self.calls_differ(PipelineCall { name: "step", descriptor: Some(descriptor) }));
+        }
+        let count = consensus.divisor(descriptor)?;
+        let mut loss = [f32::from_bits(bits)];
+        ValuesMut::F32(&mut loss).divide(count);
+        Ok((loss[0], count))
     }
-}
 
-/// The losses of one pipeline.
-pub(super) struct Losses {
-    /// The losses of its micro-batches, or their sum.
-    pub(super) losses: Vec<f32>,
-    /// Their total weight.
-    pub(super) count: u64,
-    /// The step that its ranks have called for.
-    pub(super) descriptor: StepDescriptor,
-}
-
-/// The results of a pass that all ranks know.
-pub(super) struct Totals {
-    /// The mean loss.
-    pub(super) loss: f32,
-    /// The total weight of all micro-batches.
-    count: usize,
-    /// `true` if the ranks of this pipeline have updated their parameters alike.
-    updates_agree: bool,
+    /// Returns the rank of the last stage.
+    pub(super) fn last_rank(&self) -> usize {
+        self.schedule.placement()[self.schedule.stages() - 1]
+    }
 }
 
 /// Adds the right losses and their weight to the left ones.

@@ -355,7 +355,7 @@ fn evaluations_send_the_documented_bytes() {
         (first - expected, found)
     });
     // Requests go to the neighbour in the pipeline, and both of them to the other pipeline.
-    let (numbers, shape, losses, mean) = (8 + 2 * 8, 8 * (2 + 8), 5 * 4 + 2 * 8, 3 * 8);
+    let (numbers, shape, losses, mean) = (8 + 2 * 8, 8 * (2 + 8), 5 * 4 + 8, 2 * 8);
     // The first pipeline has micro-batches 0 and 1, the other 2 to 4, of one to three rows of 3 numbers.
     let rows = |rows: u64| rows * 3 * 4;
     assert_eq!(outcome.results[0], (shape, numbers + 2 * shape + rows(1 + 2)));
