@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::Fingerprint;
@@ -79,6 +80,17 @@ pub enum Cause {
     /// The rank sent no heartbeat for too long, although its process may still run.
     #[error("stopped responding")]
     Silent,
+    /// Nothing arrives any more from the rank's host: not from any of its ranks, or not from the coordinator, which runs
+    /// there. Its power, its link or a switch may have failed.
+    #[error("is on host {host}, from which nothing arrives any more{}", extent(*hosts, *ranks))]
+    HostLost {
+        /// The address by which the host was reached.
+        host: IpAddr,
+        /// The number of hosts from which nothing arrives. The abort names the first one.
+        hosts: usize,
+        /// The number of ranks on these hosts.
+        ranks: usize,
+    },
     /// The rank's process ended before it joined the world, as its launcher has seen.
     #[error("ended before it joined")]
     NotJoined,
@@ -138,6 +150,15 @@ pub enum Cause {
     /// The rank's launcher hosts the coordinator, and ended or stopped responding.
     #[error("lost its launcher, which hosts the coordinator")]
     LauncherLost,
+}
+
+/// Describes how much was lost, if it is more than one rank.
+fn extent(hosts: usize, ranks: usize) -> String {
+    match (hosts, ranks) {
+        (..2, ..2) => String::new(),
+        (..2, _) => format!(" ({ranks} ranks are there)"),
+        _ => format!(" (nor from {} more; {ranks} ranks are there)", hosts - 1),
+    }
 }
 
 impl Cause {
@@ -209,6 +230,18 @@ mod tests {
         assert_eq!(text(vec![1, 3]), "ranks [1, 3] did not join within 60s (reported by rank 0)");
         let many = text((1..99).collect());
         assert!(many.contains("15, 16] and 82 more did not join"), "{many}");
+    }
+
+    #[test]
+    fn a_lost_host_is_named_with_its_ranks() {
+        let text = |hosts, ranks| {
+            let cause = Cause::HostLost { host: [10, 0, 0, 3].into(), hosts, ranks };
+            Abort { cause, rank: 4, reporter: 4, call: Fingerprint::NONE }.to_string()
+        };
+        let lost = "rank 4 is on host 10.0.0.3, from which nothing arrives any more";
+        assert_eq!(text(1, 1), lost);
+        assert_eq!(text(1, 2), format!("{lost} (2 ranks are there)"));
+        assert_eq!(text(2, 4), format!("{lost} (nor from 1 more; 4 ranks are there)"));
     }
 
     #[test]

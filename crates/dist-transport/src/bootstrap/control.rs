@@ -353,6 +353,12 @@ fn encode_cause(cause: &Cause) -> (u32, [u8; Cause::WHY_BYTES]) {
             }
             13
         }
+        Cause::HostLost { host, hosts, ranks } => {
+            details[..16].copy_from_slice(&to_v6(*host).octets());
+            let numbers = [*hosts as u64, *ranks as u64].map(u64::to_le_bytes);
+            details[16..32].copy_from_slice(numbers.as_flattened());
+            14
+        }
         Cause::Unreachable => 11,
         Cause::Length { expected, got } => {
             details[..16].copy_from_slice([expected.to_le_bytes(), got.to_le_bytes()].as_flattened());
@@ -385,6 +391,10 @@ fn decode_cause(kind: u32, details: [u8; Cause::WHY_BYTES]) -> Option<Cause> {
             let (count, named) = (fields.size(), fields.size());
             let missing = (0..named.min(NAMED_MAX)).map(|_| fields.size()).collect();
             Cause::NotInTime { missing, count, limit }
+        }
+        14 => {
+            let host = IpAddr::from(Ipv6Addr::from(fields.bytes::<16>())).to_canonical();
+            Cause::HostLost { host, hosts: fields.size(), ranks: fields.size() }
         }
         11 => Cause::Unreachable,
         _ => return None,
@@ -458,12 +468,17 @@ impl Encoder {
 
     /// IPv4 addresses are sent in their IPv6 form.
     fn address(&mut self, address: SocketAddr) -> &mut Self {
-        let ip = match address.ip() {
-            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-            IpAddr::V6(ip) => ip,
-        };
+        let ip = to_v6(address.ip());
         let scope = if let SocketAddr::V6(address) = address { address.scope_id() } else { 0 };
         self.bytes(&ip.octets()).number(u32::from(address.port())).number(scope)
+    }
+}
+
+/// Returns the IPv6 form of an address.
+const fn to_v6(ip: IpAddr) -> Ipv6Addr {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
     }
 }
 
@@ -709,6 +724,10 @@ mod tests {
                 ..abort
             }),
             Frame::Abort(Abort { cause: Cause::Silent, ..abort }),
+            Frame::Abort(Abort {
+                cause: Cause::HostLost { host: v4.ip(), hosts: 2, ranks: 900_000 },
+                ..abort
+            }),
             Frame::Abort(Abort { cause: Cause::Panicked, ..abort }),
             Frame::Abort(Abort { cause: Cause::Unreachable, ..abort }),
             Frame::Abort(Abort { cause: Cause::gave_up(""), ..abort }),

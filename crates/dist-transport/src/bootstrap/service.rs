@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -284,7 +284,11 @@ impl Service {
         }
         self.last_look = runtime.deadline(HEARTBEAT);
         if self.connected && runtime.expired(self.silent_by) {
-            self.lose_coordinator();
+            let lost = self.far_coordinator.and_then(|address| lost_host(&self.session, address.ip()));
+            match lost {
+                Some((rank, cause)) => self.end_without_coordinator(cause, rank),
+                None => self.lose_coordinator(),
+            }
         }
     }
 
@@ -298,18 +302,32 @@ impl Service {
     }
 
     fn lose_coordinator(&mut self) {
+        let (cause, rank) = match self.session.coordinator {
+            CoordinatorHost::RankZero => (Cause::CoordinatorLost, 0),
+            CoordinatorHost::Launcher => (Cause::LauncherLost, self.session.rank.index()),
+        };
+        self.end_without_coordinator(cause, rank);
+    }
+
+    fn end_without_coordinator(&mut self, cause: Cause, rank: usize) {
         self.connected = false;
         if !self.session.closing.load(Ordering::Acquire) {
             let reporter = self.session.rank.index();
-            let (cause, rank) = match self.session.coordinator {
-                CoordinatorHost::RankZero => (Cause::CoordinatorLost, 0),
-                CoordinatorHost::Launcher => (Cause::LauncherLost, reporter),
-            };
             let abort = Abort { cause, rank, reporter, call: Fingerprint::NONE };
             self.session.report(abort);
             self.session.abort_state.finalize();
         }
     }
+}
+
+/// Returns the first rank of the coordinator's host, and the cause that nothing arrives from there. Returns `None` if no rank
+/// is known to be there.
+fn lost_host(session: &Session, coordinator: IpAddr) -> Option<(usize, Cause)> {
+    let host = coordinator.to_canonical();
+    let all = session.peer_infos.iter().enumerate();
+    let mut there = all.filter(|(_, theirs)| theirs.address.ip().to_canonical() == host);
+    let (rank, _) = there.next()?;
+    Some((rank, Cause::HostLost { host, hosts: 1, ranks: 1 + there.count() }))
 }
 
 /// Returns the address of this process's listener that other ranks are to use: on the network interface that

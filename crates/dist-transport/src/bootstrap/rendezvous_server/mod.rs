@@ -715,11 +715,32 @@ impl RendezvousServer {
         for rank in 0..self.slots.len() {
             let is_silent = |member: &Member| looked_at.saturating_sub(member.last_seen) > member.liveness;
             if matches!(&self.slots[rank], RankSlot::Joined(member) if is_silent(member)) {
+                let (named, cause) = self.lost_hosts(rank, looked_at).unwrap_or((rank, Cause::Silent));
                 // The rank is told as well, in case it still reads; but nobody waits for it any longer.
-                self.abort(Abort { cause: Cause::Silent, rank, reporter: rank, call: Fingerprint::NONE });
+                self.abort(Abort { cause, rank: named, reporter: named, call: Fingerprint::NONE });
                 self.slots[rank] = RankSlot::Left;
             }
         }
+    }
+
+    /// Returns the first rank of the lost hosts, and the cause, if the host of a silent rank is lost: it is another one than
+    /// the coordinator's, and nothing arrives from any of its ranks. Several hosts are lost together if a network fails.
+    fn lost_hosts(&self, silent: usize, now: Duration) -> Option<(usize, Cause)> {
+        // The heartbeats of different ranks do not stop at the same moment.
+        let is_quiet = |member: &Member| now.saturating_sub(member.last_seen) > member.liveness / 2;
+        let is_lost = |member: &Member| is_quiet(member) && !socket::is_within_host(&member.line.stream);
+        let host = |member: &Member| member.peer_info.host;
+        let heard: HashSet<u64> = self.members().filter(|member| !is_lost(member)).map(host).collect();
+        let joined = self.slots.iter().enumerate().filter_map(|(rank, slot)| match slot {
+            RankSlot::Joined(member) if !heard.contains(&host(member)) => Some((rank, member)),
+            _ => None,
+        });
+        let lost: Vec<_> = joined.collect();
+        let is_among_them = lost.iter().any(|(rank, _)| *rank == silent);
+        let &(first, member) = lost.first().filter(|_| is_among_them)?;
+        let hosts = lost.iter().map(|(_, member)| host(member)).collect::<HashSet<_>>().len();
+        let host = member.peer_info.address.ip().to_canonical();
+        Some((first, Cause::HostLost { host, hosts, ranks: lost.len() }))
     }
 
     /// Aborts the job because two ranks cannot reach each other. Both must be alive: the reported one has sent
