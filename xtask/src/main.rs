@@ -7,6 +7,7 @@ mod ci;
 mod command;
 mod compare;
 mod docs;
+mod hosts;
 mod matrix;
 mod members;
 mod mpi;
@@ -28,6 +29,7 @@ cargo xtask COMMAND [OPTIONS]      cargo xtask COMMAND --help
   matrix   check every transport, number of ranks, algorithm, type and operation in processes  [--filter TEXT]
   sim      run programs on the simulated network under many seeds with random faults           [--seeds N]
   predict  compare predicted with measured times, on this host and on slowed links             [--filter NAME]
+  hosts    run a program as ranks on several hosts, which are network namespaces of this machine
   compare  compare times with those of other libraries, measured in the same run               [--ops LIST]
   burn     check and test dist-burn, which is no default member
   mpi      check and test dist-mpi, which is no default member, with each installed MPI
@@ -75,7 +77,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
         "matrix" => with_filter(arguments, matrix::HELP, matrix::run),
         "sim" => sim::run(arguments),
         "compare" => compare::run(arguments),
-        predict::FORWARD => predict::forward(arguments),
+        "hosts" => hosts::run(arguments),
         "predict" => predict::run(arguments),
         "bench" => with_filter(arguments, bench::HELP, bench::run),
         _ => Err(Failure::Usage(format!("there is no command {command:?}\n\n{HELP}"))),
@@ -142,6 +144,7 @@ mod tests {
             book::HELP,
             sim::HELP,
             predict::HELP,
+            hosts::HELP,
             compare::HELP,
         ] {
             assert!(help.lines().count() <= 24, "{help}");

@@ -1,4 +1,4 @@
-//! Ranks on several hosts (network namespaces) while the network between them fails.
+//! Ranks on several hosts, which are network namespaces: the network that they use, and what they tell when it fails.
 #![cfg(all(feature = "tcp", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::print_stdout, reason = "a test that is skipped says why")]
@@ -6,12 +6,13 @@
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dist_testkit::hosts::Hosts;
+use dist_testkit::hosts::{Hosts, sent_bytes};
 use dist_testkit::process;
 use dist_transport::process::{Config, ProcessTransport};
-use dist_transport::{Cause, Error, Incoming, Outgoing, Sink, Transport};
+use dist_transport::{Cause, Error, Incoming, Outgoing, Runtime, Sink, Transport};
 use rstest::rstest;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -22,29 +23,72 @@ const HOSTS: &str = "TEST_HOSTS";
 /// The time for which the network is silent, in milliseconds.
 const OUTAGE: &str = "TEST_OUTAGE";
 const LIVENESS: &str = "DIST_LIVENESS";
+/// The network device that large messages between hosts take.
+const DEVICE: &str = "TEST_DEVICE";
+const SECRET: &str = "DIST_SECRET_FILE";
+
+/// Makes hosts, or says why the test is skipped.
+fn made(count: usize) -> Option<Hosts> {
+    let skipped = |reason| println!("skipped, as this machine cannot have hosts of its own: {reason}");
+    Hosts::new(count).map_err(skipped).ok()
+}
+
+/// A job on several hosts. Its ranks run the current test once more.
+struct Job {
+    hosts: Hosts,
+    ranks_per_host: usize,
+    master_address: String,
+    folder: tempfile::TempDir,
+}
+
+impl Job {
+    /// Prepares a job whose coordinator is reached at the first address of the first host.
+    fn new(hosts: Hosts, ranks_per_host: usize) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("secret");
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).unwrap();
+        file.write_all(b"known to the ranks of this job").unwrap();
+        Self { master_address: hosts.address(0), hosts, ranks_per_host, folder }
+    }
+
+    fn run(&self, variables: &[(&str, &str)]) -> process::Job {
+        let secret = self.folder.path().join("secret");
+        let secret = secret.to_str().unwrap();
+        let own = [(HOSTS, self.hosts.prefix()), (SECRET, secret), ("MASTER_ADDR", &self.master_address)];
+        let name = std::thread::current().name().unwrap().to_owned();
+        let variables = [&own[..], variables].concat();
+        let count = self.hosts.count() * self.ranks_per_host;
+        let starter = |rank| self.hosts.starter(rank / self.ranks_per_host);
+        process::ranks_through(count, &name, LIMIT, &variables, starter)
+    }
+}
 
 /// Runs this test once more on each of `count` hosts, if this machine can have them.
 fn run_on_hosts(count: usize, variables: &[(&str, &str)]) {
-    let hosts = match Hosts::new(count) {
-        Ok(hosts) => hosts,
-        Err(reason) => {
-            println!("skipped, as this machine cannot have hosts of its own: {reason}");
-            return;
-        }
-    };
-    let folder = tempfile::tempdir().unwrap();
-    let secret = folder.path().join("secret");
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&secret).unwrap();
-    file.write_all(b"known to the ranks of this job").unwrap();
-    let (secret, address) = (secret.to_str().unwrap(), hosts.address(0));
-    let own = [(HOSTS, hosts.prefix()), ("DIST_SECRET_FILE", secret), ("MASTER_ADDR", &address)];
-    let name = std::thread::current().name().unwrap().to_owned();
-    let variables = [&own[..], variables].concat();
-    process::ranks_through(count, &name, LIMIT, &variables, |rank| hosts.starter(rank)).assert_success();
+    if let Some(hosts) = made(count) {
+        Job::new(hosts, 1).run(variables).assert_success();
+    }
 }
 
-fn hosts(transport: &ProcessTransport) -> Hosts {
-    Hosts::of(&std::env::var(HOSTS).unwrap(), transport.rank().world_size())
+fn hosts() -> Hosts {
+    Hosts::of(&std::env::var(HOSTS).unwrap())
+}
+
+/// Returns a file that all processes of the job see.
+fn shared_file(name: &str) -> PathBuf {
+    Path::new(&std::env::var_os(SECRET).unwrap()).with_file_name(name)
+}
+
+fn join() -> ProcessTransport {
+    ProcessTransport::join(&Config::from_env().unwrap()).unwrap()
+}
+
+/// Exchanges this many bytes with a peer.
+fn exchange(transport: &mut ProcessTransport, peer: usize, len: usize) -> Result<(), Error> {
+    let (deadline, mut received) = (transport.runtime().deadline(LIMIT), vec![0; len]);
+    let receive = Incoming { from: peer, len, sink: Sink::Into(&mut received) };
+    let send = Outgoing { to: peer, parts: &[&vec![7; len]] };
+    transport.exchange(Some(send), Some(receive), &deadline.into())
 }
 
 /// Sends a word to the right while receiving one from the left.
@@ -58,13 +102,13 @@ fn pass_round(transport: &mut ProcessTransport) -> Result<(), Error> {
 
 /// One rank of three. The network of the last one's host is silent for a while.
 fn rank_on_a_silent_network() {
-    let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
+    let mut transport = join();
     let outage = Duration::from_millis(std::env::var(OUTAGE).unwrap().parse().unwrap());
     for _ in 0..100 {
         pass_round(&mut transport).unwrap();
     }
     if transport.rank().index() == 0 {
-        let hosts = hosts(&transport);
+        let hosts = hosts();
         hosts.disconnect(2).unwrap();
         transport.runtime().sleep(outage);
         hosts.connect(2).unwrap();
@@ -90,29 +134,36 @@ fn a_network_that_is_silent_for_less_than_the_limit_ends_no_job(
     run_on_hosts(3, &[(OUTAGE, outage)].into_iter().chain(liveness).collect::<Vec<_>>());
 }
 
-/// The file that is written when the network is cut, so that all ranks measure from the same moment.
-fn cut() -> std::path::PathBuf {
-    std::path::Path::new(&std::env::var_os("DIST_SECRET_FILE").unwrap()).with_file_name("cut")
+/// Passes words round until that fails, as it must after the time without heartbeats between hosts. Returns the rank that is
+/// named, and the cause.
+fn fail_after_the_cut(transport: &mut ProcessTransport) -> (usize, Cause) {
+    let error = std::iter::repeat_with(|| pass_round(transport)).find_map(Result::err).unwrap();
+    // All ranks measure from the same moment.
+    let lasted = shared_file("cut").metadata().unwrap().modified().unwrap().elapsed().unwrap();
+    let abort = transport.aborted().unwrap();
+    assert!(matches!(error, Error::Aborted(_)), "{error:?}");
+    assert!((9 * SECOND..20 * SECOND).contains(&lasted), "{lasted:?}");
+    (abort.rank, abort.cause)
 }
 
 /// One rank of three. The last one loses its network for good.
 fn rank_of_which_one_is_cut_off() {
-    let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
+    let mut transport = join();
     for _ in 0..100 {
         pass_round(&mut transport).unwrap();
     }
     let rank = transport.rank().index();
     if rank == 0 {
-        hosts(&transport).disconnect(2).unwrap();
-        std::fs::write(cut(), b"").unwrap();
+        hosts().disconnect(2).unwrap();
+        std::fs::write(shared_file("cut"), b"").unwrap();
     }
-    let error = std::iter::repeat_with(|| pass_round(&mut transport)).find_map(Result::err).unwrap();
-    let lasted = cut().metadata().unwrap().modified().unwrap().elapsed().unwrap();
-    let abort = transport.aborted().unwrap();
-    assert!(matches!(error, Error::Aborted(_)), "{error:?}");
-    let expected = if rank == 2 { (0, Cause::CoordinatorLost) } else { (2, Cause::Silent) };
-    assert_eq!((abort.rank, abort.cause), expected);
-    assert!((9 * SECOND..20 * SECOND).contains(&lasted), "{lasted:?}");
+    let lost = |host| Cause::HostLost { host: host_address(host), hosts: 1, ranks: 1 };
+    let expected = if rank == 2 { (0, lost(0)) } else { (2, lost(2)) };
+    assert_eq!(fail_after_the_cut(&mut transport), expected);
+}
+
+fn host_address(host: usize) -> std::net::IpAddr {
+    hosts().address(host).parse().unwrap()
 }
 
 #[test]
@@ -123,16 +174,128 @@ fn a_host_that_loses_its_network_is_named_after_ten_seconds() {
     run_on_hosts(3, &[]);
 }
 
+/// One rank of six on three hosts. The last host loses its power.
+fn rank_of_which_a_host_loses_power() {
+    let mut transport = join();
+    for _ in 0..100 {
+        pass_round(&mut transport).unwrap();
+    }
+    if transport.rank().index() == 0 {
+        std::fs::write(shared_file("ready"), b"").unwrap();
+    }
+    let lost = Cause::HostLost { host: host_address(2), hosts: 1, ranks: 2 };
+    assert_eq!(fail_after_the_cut(&mut transport), (4, lost));
+}
+
+#[test]
+fn a_host_that_loses_power_is_named_with_all_its_ranks() {
+    if process::rank().is_some() {
+        return rank_of_which_a_host_loses_power();
+    }
+    let Some(hosts) = made(3) else { return };
+    let job = Job::new(hosts, 2);
+    let (folder, runtime) = (job.folder.path(), Runtime::system());
+    let cut = || {
+        let limit = runtime.deadline(LIMIT);
+        while !folder.join("ready").exists() && !runtime.expired(limit) {
+            runtime.sleep(Duration::from_millis(5));
+        }
+        job.hosts.power_off(2).unwrap();
+        std::fs::write(folder.join("cut"), b"").unwrap();
+    };
+    let mut ended = std::thread::scope(|scope| {
+        scope.spawn(cut);
+        job.run(&[])
+    });
+    ended.ranks.truncate(4);
+    ended.assert_success();
+}
+
+/// One rank of four. The network between the first two and the last two fails.
+fn rank_of_a_half() {
+    let mut transport = join();
+    for _ in 0..100 {
+        pass_round(&mut transport).unwrap();
+    }
+    let rank = transport.rank().index();
+    if rank == 0 {
+        hosts().split_off(&[2, 3]).unwrap();
+        std::fs::write(shared_file("cut"), b"").unwrap();
+    }
+    let expected = if rank < 2 {
+        (2, Cause::HostLost { host: host_address(2), hosts: 2, ranks: 2 })
+    } else {
+        (0, Cause::HostLost { host: host_address(0), hosts: 1, ranks: 1 })
+    };
+    assert_eq!(fail_after_the_cut(&mut transport), expected);
+}
+
+#[test]
+fn each_half_of_a_network_that_parts_names_a_host_of_the_other() {
+    if process::rank().is_some() {
+        return rank_of_a_half();
+    }
+    run_on_hosts(4, &[]);
+}
+
+/// Bytes of a large message.
+const LARGE: usize = 4 << 20;
+/// More than heartbeats and small messages send in this time.
+const LITTLE: u64 = 500_000;
+
+/// One rank of four on two hosts.
+fn rank_that_counts_bytes() {
+    let mut transport = join();
+    let (used, rank) = (std::env::var(DEVICE).unwrap(), transport.rank().index());
+    let sent = || ["out", "side", "lo"].map(|device| (device, sent_bytes(device)));
+    // All ranks have come as far when each has heard of all others.
+    let barrier = |transport: &mut ProcessTransport| (0..3).for_each(|_| pass_round(transport).unwrap());
+    barrier(&mut transport);
+    let before = sent();
+    barrier(&mut transport);
+    exchange(&mut transport, rank ^ 1, LARGE).unwrap();
+    barrier(&mut transport);
+    let inside = sent();
+    barrier(&mut transport);
+    exchange(&mut transport, (rank + 2) % 4, LARGE).unwrap();
+    barrier(&mut transport);
+    let across = sent();
+    for (((device, before), (_, inside)), (_, across)) in before.into_iter().zip(inside).zip(across) {
+        assert!(
+            inside - before < LITTLE,
+            "ranks of a host share memory, and {device} sent {}",
+            inside - before
+        );
+        let sent = across - inside;
+        let expected = if device == used { 2 * LARGE as u64 } else { 0 };
+        assert!((expected..expected + LITTLE).contains(&sent), "{device} sent {sent}");
+    }
+    barrier(&mut transport);
+}
+
+#[rstest]
+#[case::ipv4(Hosts::address, "out")]
+#[case::ipv6(Hosts::address_v6, "out")]
+#[case::a_second_interface(Hosts::second_address, "side")]
+fn ranks_use_the_network_by_which_they_reached_the_coordinator_and_memory_inside_a_host(
+    #[case] address: fn(&Hosts, usize) -> String,
+    #[case] device: &str,
+) {
+    if process::rank().is_some() {
+        return rank_that_counts_bytes();
+    }
+    let Some(hosts) = made(2) else { return };
+    hosts.add_second_network().unwrap();
+    let job = Job { master_address: address(&hosts, 0), ..Job::new(hosts, 2) };
+    job.run(&[(DEVICE, device)]).assert_success();
+}
+
 /// One rank of four, of which ranks 1 and 3 cannot reach each other: from the start, or after they are
 /// connected.
 fn rank_of_which_two_are_parted(from_the_start: bool) {
-    let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
+    let mut transport = join();
     let (runtime, rank) = (transport.runtime().clone(), transport.rank().index());
-    let mut exchange = |peer: usize| {
-        let (deadline, mut received) = (runtime.deadline(LIMIT), [0; 8]);
-        let receive = Incoming { from: peer, len: 8, sink: Sink::Into(&mut received) };
-        transport.exchange(Some(Outgoing { to: peer, parts: &[&[7; 8]] }), Some(receive), &deadline.into())
-    };
+    let mut exchange = |peer: usize| exchange(&mut transport, peer, 8);
     // Both pairs: 0 and 2, 1 and 3.
     let across = (rank + 2) % 4;
     if !from_the_start {
@@ -141,7 +304,7 @@ fn rank_of_which_two_are_parted(from_the_start: bool) {
     // The ranks of both pairs learn through other ranks that the others have come as far.
     exchange(rank ^ 1).unwrap();
     if rank == 1 {
-        Hosts::of(&std::env::var(HOSTS).unwrap(), 4).part(1, 3).unwrap();
+        hosts().part(1, 3).unwrap();
     }
     exchange(rank ^ 1).unwrap();
     let parted = runtime.now();

@@ -1,21 +1,19 @@
 //! `cargo xtask predict`: compares predictions with measurements on this machine.
 
-mod forward;
-mod hosts;
 mod tables;
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
+use dist_testkit::hosts::{Hosts, Links as HostLinks};
 use serde_json::Value;
 
 use crate::command::{Failure, cargo, output, print, print_help, target_folder};
-use hosts::{Hosts, Shape};
+use crate::hosts::{Job, run_all};
 use tables::Line;
-
-pub(crate) use hosts::{FORWARD, forward};
 
 pub(crate) const HELP: &str = "\
 cargo xtask predict [--filter NAME] [--ranks N] [--operation OP] [--rounds N] [--distctl FILE] [--kept]
@@ -80,7 +78,7 @@ enum Between {
 
 /// The links between hosts with one rank each.
 struct Links {
-    shape: Shape,
+    shape: HostLinks,
     /// The time of a byte, if the bandwidth is limited.
     byte_ns: Option<f64>,
 }
@@ -89,15 +87,16 @@ struct Links {
 const FRAME: f64 = 1514.0 / 1448.0;
 
 impl Place {
-    const fn slow(rate: &'static str, burst: &'static str, byte_ns: f64, sizes: &'static str) -> Self {
-        let byte_ns = Some(byte_ns * FRAME);
-        let links = Links { shape: Shape::Rate(rate, burst), byte_ns };
-        Self { name: rate, between: Between::Links(links), ranks: &[2, 4], sizes }
+    const fn slow(name: &'static str, bandwidth: u64, sizes: &'static str) -> Self {
+        let byte_ns = Some(8e9 / bandwidth as f64 * FRAME);
+        let links = Links { shape: HostLinks { bandwidth: Some(bandwidth), ..HostLinks::FAST }, byte_ns };
+        Self { name, between: Between::Links(links), ranks: &[2, 4], sizes }
     }
 
     /// Returns a place with this latency. Its bandwidth is not limited, so only small sizes can be predicted.
     const fn long(name: &'static str, milliseconds: u64) -> Self {
-        let links = Links { shape: Shape::Latency(milliseconds), byte_ns: None };
+        let latency = Duration::from_millis(milliseconds);
+        let links = Links { shape: HostLinks { latency, mtu: 1400, ..HostLinks::FAST }, byte_ns: None };
         Self { name, between: Between::Links(links), ranks: &[2, 4], sizes: "8,1K,8K" }
     }
 
@@ -116,8 +115,8 @@ impl Place {
 const PLACES: [Place; 7] = [
     Place::here("loopback", "tcp"),
     Place::here("memory", "shm"),
-    Place::slow("100mbit", "20kb", 80.0, "8,64K,1M"),
-    Place::slow("1gbit", "20kb", 8.0, "8,64K,1M,8M"),
+    Place::slow("100mbit", 100_000_000, "8,64K,1M"),
+    Place::slow("1gbit", 1_000_000_000, "8,64K,1M,8M"),
     Place::long("1ms", 1),
     Place::long("10ms", 10),
     Place::long("50ms", 50),
@@ -202,10 +201,7 @@ pub(crate) fn run(arguments: lexopt::Parser) -> Result<(), Failure> {
     let bench = Bench { program, folder };
     for place in wish.places() {
         if !wish.kept {
-            match place.links().and_then(|_| Hosts::missing()) {
-                Some(reason) => eprintln!("     {}: skipped, {reason}", place.name),
-                None => bench.measure(place, &wish)?,
-            }
+            bench.measure(place, &wish)?;
         }
         let lines = bench.compare(place)?;
         print(&tables::of(place.name, &lines))?;
@@ -242,25 +238,31 @@ impl Bench {
             Between::Links(_) => (&MESSAGES[..1], "8"),
         };
         for &ranks in place.ranks.iter().filter(|ranks| wanted(wish.ranks.as_ref(), &ranks.to_string())) {
-            let hosts = match place.links() {
-                Some(links) => Some(Hosts::new(ranks, links.shape)?),
+            let job = match place.links() {
+                Some(links) => match Hosts::with_links(ranks, links.shape) {
+                    Ok(hosts) => Some(Job::new(hosts, 1)?),
+                    Err(reason) => {
+                        eprintln!("     {}: skipped, {reason}", place.name);
+                        return Ok(());
+                    }
+                },
                 None => None,
             };
             for _ in 0..wish.rounds()? {
                 // Single messages involve only two ranks.
-                for name in messages.iter().filter(|_| ranks == place.ranks[0] || hosts.is_some()) {
+                for name in messages.iter().filter(|_| ranks == place.ranks[0] || job.is_some()) {
                     let (arguments, sizes): (&[&str], _) = match *name {
                         BARRIER => (&BARRIER_ARGUMENTS, "0"),
                         _ => (&[name], sizes),
                     };
-                    let lines = self.steady(place, hosts.as_ref(), ranks, (arguments, sizes))?;
+                    let lines = self.steady(place, job.as_ref(), ranks, (arguments, sizes))?;
                     self.keep(&self.lines(place, ranks, name), &lines)?;
                 }
                 for operation in OPERATIONS.into_iter().filter(|name| wanted(wish.operation.as_ref(), name)) {
                     eprintln!("     {}, {ranks} ranks: {operation}", place.name);
                     for algorithm in self.algorithms(operation, ranks)? {
                         let arguments = [operation, "--algorithm", &algorithm, "--order", "any"];
-                        let lines = self.steady(place, hosts.as_ref(), ranks, (&arguments, place.sizes))?;
+                        let lines = self.steady(place, job.as_ref(), ranks, (&arguments, place.sizes))?;
                         self.keep(&self.lines(place, ranks, operation), &lines)?;
                     }
                 }
@@ -281,16 +283,16 @@ impl Bench {
     fn steady(
         &self,
         place: &Place,
-        hosts: Option<&Hosts>,
+        job: Option<&Job>,
         ranks: usize,
         wanted: (&[&str], &str),
     ) -> Result<String, Failure> {
-        if hosts.is_some() {
-            return self.bench(place, hosts, ranks, wanted);
+        if job.is_some() {
+            return self.bench(place, job, ranks, wanted);
         }
         for _ in 0..TRIES {
             let before = self.probe(place)?;
-            let lines = self.bench(place, hosts, ranks, wanted)?;
+            let lines = self.bench(place, job, ranks, wanted)?;
             let slowest = before.max(self.probe(place)?);
             if slowest < DISTURBED * self.fastest(place) {
                 return with_probe(&lines, slowest);
@@ -337,13 +339,18 @@ impl Bench {
     fn bench(
         &self,
         place: &Place,
-        hosts: Option<&Hosts>,
+        job: Option<&Job>,
         ranks: usize,
         (arguments, sizes): (&[&str], &str),
     ) -> Result<String, Failure> {
-        if let Some(hosts) = hosts {
+        if let Some(job) = job {
             let clock = ["--start", "clock", "--samples", SAMPLES, "--json", "--bytes", sizes];
-            return hosts.run(&self.program, &self.folder, &[arguments, &clock].concat());
+            let command = |rank: usize| {
+                let mut command = job.command(rank, &self.program);
+                command.arg("bench").args(arguments).args(clock);
+                command
+            };
+            return run_all(command, job.world_size(), true);
         }
         let Between::Medium(medium) = place.between else { return Ok(String::new()) };
         let mut command = self.distctl();
@@ -447,13 +454,6 @@ fn with_probe(lines: &str, us: f64) -> Result<String, Failure> {
         Ok(value.to_string() + "\n")
     });
     noted.collect()
-}
-
-/// Writes a file that only this user may read, for a secret.
-fn private(path: &Path, text: &str) -> Result<(), Failure> {
-    use std::os::unix::fs::OpenOptionsExt;
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
-    Ok(file.write_all(text.as_bytes())?)
 }
 
 #[cfg(test)]
