@@ -1,10 +1,12 @@
 //! What can be said of a machine without asking its peers.
 
 use std::fs;
-use std::net::{IpAddr, ToSocketAddrs};
+use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
 use std::path::Path;
+use std::time::Duration;
 
 use dist_collectives::tuning::CostCache;
+use dist_transport::Runtime;
 use rustix::process::{Resource, Rlimit, getrlimit};
 
 use super::Finding;
@@ -13,6 +15,8 @@ use crate::variables::VARIABLES;
 
 /// Files that a process may have open beside those of its job, by a generous guess.
 const OTHER_FILES: u64 = 64;
+/// A name that is looked up for longer is a problem.
+const LOOKUP_MAX: Duration = Duration::from_secs(1);
 
 /// What there is to say of this machine for a job of so many ranks, of which it has `ranks` and hosts the coordinator of
 /// `hosted`.
@@ -23,6 +27,7 @@ pub(super) fn look_around(world_size: usize, ranks: usize, hosted: usize) -> imp
         quota(),
         pages(),
         name(),
+        coordinator(),
         congestion(),
         variables(),
         costs(),
@@ -153,6 +158,43 @@ fn name() -> Option<Finding> {
     ))
 }
 
+/// How this machine reaches the coordinator: so the other machines reach it.
+fn coordinator() -> Option<Finding> {
+    let name = std::env::var("MASTER_ADDR").ok()?;
+    let runtime = Runtime::system();
+    let start = runtime.now();
+    let address = (name.as_str(), 9).to_socket_addrs().ok()?.next()?;
+    let took = runtime.now().saturating_sub(start);
+    // Sends nothing: the system only chooses the address of this machine.
+    let any: IpAddr = if address.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(address).ok()?;
+    let own = socket.local_addr().ok()?.ip();
+    let routes = fs::read_to_string("/proc/net/route").unwrap_or_default();
+    let device = device_of(own, &routes).map_or(String::new(), |device| format!(", by {device}"));
+    let found = format!(
+        "{name} is {}, looked up in {:.1} ms; this machine is {own} for the others{device}",
+        address.ip(),
+        took.as_secs_f64() * 1e3
+    );
+    let advice = "names are looked up slowly, at each start: set MASTER_ADDR to an IP address, or mend DNS";
+    Some(Finding::new("coordinator", found).but_if(took > LOOKUP_MAX, advice))
+}
+
+/// Returns the network device whose network an address is in, by the text of `/proc/net/route`.
+fn device_of(address: IpAddr, routes: &str) -> Option<String> {
+    let IpAddr::V4(address) = address else { return None };
+    let address = u32::from_ne_bytes(address.octets());
+    let hexadecimal = |text: &str| u32::from_str_radix(text, 16).ok();
+    let route = |line: &str| {
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        let [destination, mask] = [columns.get(1)?, columns.get(7)?].map(|column| hexadecimal(column));
+        let (destination, mask) = (destination?, mask?);
+        (mask != 0 && address & mask == destination).then(|| (mask.count_ones(), columns[0].to_owned()))
+    };
+    routes.lines().filter_map(route).max().map(|(_, device)| device)
+}
+
 fn congestion() -> Option<Finding> {
     let control = fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").ok()?;
     Some(Finding::new("tcp", format!("{} controls congestion between machines", control.trim())))
@@ -247,6 +289,27 @@ mod tests {
         let found = interfaces(folder.path()).unwrap().found;
         assert_eq!(found, "eth0 with packets of 9000 bytes, 25000 Mbit/s; veth with packets of 9000 bytes");
         assert_eq!(chosen_in("always [madvise] never\n").as_deref(), Some("madvise"));
+    }
+
+    #[rstest]
+    #[case([10, 1, 0, 2], Some("ib0"))]
+    #[case([10, 2, 0, 2], Some("eth0"))]
+    #[case([192, 0, 2, 1], None)]
+    fn the_device_of_an_address_has_the_smallest_network_with_it(
+        #[case] address: [u8; 4],
+        #[case] device: Option<&str>,
+    ) {
+        let word = |octets: [u8; 4]| format!("{:08X}", u32::from_ne_bytes(octets));
+        let line = |device: &str, destination: [u8; 4], mask: [u8; 4]| {
+            format!("{device}\t{}\t00000000\t0001\t0\t0\t0\t{}\t0\t0\t0\n", word(destination), word(mask))
+        };
+        let routes = [
+            "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n".to_owned(),
+            line("eth0", [0; 4], [0; 4]),
+            line("eth0", [10, 0, 0, 0], [255, 0, 0, 0]),
+            line("ib0", [10, 1, 0, 0], [255, 255, 0, 0]),
+        ];
+        assert_eq!(device_of(address.into(), &routes.concat()).as_deref(), device);
     }
 
     #[rstest]

@@ -6,6 +6,7 @@ use dist_collectives::Communicator;
 use dist_transport::process::{Config, Medium, ProcessTransport};
 use dist_transport::shm_group::Reach;
 use dist_transport::{LazyDeadline, Transport};
+use serde::{Deserialize, Serialize};
 
 use super::{Finding, machine};
 use crate::Error;
@@ -25,11 +26,23 @@ const HOSTS_MEASURED: usize = 8;
 const CLOCK_TRIPS: u32 = 5;
 /// Clocks that differ by more are a problem.
 const CLOCK_OFFSET_MAX: Duration = Duration::from_millis(100);
+/// A link between hosts is slow if it has less than this part of the speed of most.
+const SLOW: f64 = 0.5;
 /// How long a link is measured with messages of one size, unless a single round trip takes longer.
 const BUDGET: Duration = Duration::from_millis(500);
 
-/// Joins the job and finds out what there is; rank 0 gets the findings of all.
-pub(super) fn look_around(config: &Config) -> Result<Vec<Finding>, Error> {
+/// What was found in a job.
+#[derive(Debug)]
+pub(super) struct Report {
+    pub(super) findings: Vec<Finding>,
+    /// The first rank of each of the first hosts.
+    pub(super) leaders: Vec<usize>,
+    /// The links that were measured.
+    pub(super) links: Vec<MeasuredLink>,
+}
+
+/// Joins the job and finds out what there is. Returns the findings of all on rank 0, and `None` elsewhere.
+pub(super) fn look_around(config: &Config) -> Result<Option<Report>, Error> {
     let progress = (config.rank().index() == 0).then(Progress::start).transpose()?;
     let now = |what: &str| progress.iter().for_each(|progress| progress.doing(what));
     now("waiting for all ranks to join");
@@ -49,10 +62,13 @@ pub(super) fn look_around(config: &Config) -> Result<Vec<Finding>, Error> {
     let mut findings = comm.all_gather_values(&here)?.concat();
     let way = |a: usize, b: usize| if hosts[a] == hosts[b] && reach.is_some() { "memory" } else { "TCP" };
     now("measuring the links");
-    findings.extend(links(&mut comm, &pairs(&hosts), way)?);
+    let links = links(&mut comm, &pairs(&hosts), way)?;
+    findings.extend(link_findings(&links, &hosts));
     now("comparing the clocks");
     findings.extend(clocks(&mut comm, &hosts, system_time)?);
-    Ok(if rank == 0 { findings } else { Vec::new() })
+    let leaders = leaders(&hosts);
+    let measured = leaders[..leaders.len().min(HOSTS_MEASURED)].to_vec();
+    Ok((rank == 0).then_some(Report { findings, leaders: measured, links }))
 }
 
 /// What there is to say of this machine, on which these ranks run.
@@ -122,24 +138,59 @@ fn pairs(hosts: &[u64]) -> Vec<[usize; 2]> {
     (1..hosts.len()).map(|rank| [0, rank]).chain(between).collect()
 }
 
-/// How long a small and a large message take one way between the ranks of each pair, for rank 0.
+/// A link between two ranks, as it was measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct MeasuredLink {
+    pub(super) low: usize,
+    pub(super) high: usize,
+    /// `memory` or `TCP`.
+    way: String,
+    /// The time of a small message one way, in microseconds.
+    pub(super) us: f64,
+    /// The speed of a large message in gigabytes per second.
+    pub(super) gb_per_s: f64,
+}
+
+impl MeasuredLink {
+    /// Returns the finding, with advice if the link is much slower than the others.
+    fn finding(&self, median_gb_per_s: f64) -> Finding {
+        let Self { low, high, way, us, gb_per_s } = self;
+        let found = format!("to rank {low} by {way}: {us:.2} us one way, {}", speed(*gb_per_s));
+        let is_slow = *gb_per_s < SLOW * median_gb_per_s;
+        let advice = "less than half the speed of most links between hosts: look at its cable, its port, and other traffic";
+        Finding { rank: *high, ..Finding::new("link", found) }.but_if(is_slow, advice)
+    }
+}
+
+pub(super) fn speed(gb_per_s: f64) -> String {
+    if gb_per_s < 0.1 { format!("{:.2} MB/s", gb_per_s * 1e3) } else { format!("{gb_per_s:.2} GB/s") }
+}
+
+/// Returns the findings of links. Those between hosts are compared with each other.
+fn link_findings(links: &[MeasuredLink], hosts: &[u64]) -> Vec<Finding> {
+    let is_between = |link: &&MeasuredLink| hosts[link.low] != hosts[link.high];
+    let mut speeds: Vec<f64> = links.iter().filter(is_between).map(|link| link.gb_per_s).collect();
+    speeds.sort_by(f64::total_cmp);
+    let median = speeds.get(speeds.len() / 2).copied().unwrap_or(0.0);
+    links.iter().map(|link| link.finding(if is_between(&link) { median } else { 0.0 })).collect()
+}
+
+/// Measures how long a small and a large message take one way between the ranks of each pair.
 fn links(
     comm: &mut Communicator,
     pairs: &[[usize; 2]],
     way: impl Fn(usize, usize) -> &'static str,
-) -> Result<Vec<Finding>, Error> {
-    let mut findings = Vec::new();
+) -> Result<Vec<MeasuredLink>, Error> {
+    let mut links = Vec::new();
     for &[low, high] in pairs {
-        let small = one_way(comm, [low, high], &mut [0; 8], SMALL_TRIPS)?.as_secs_f64() * 1e6;
+        let us = one_way(comm, [low, high], &mut [0; 8], SMALL_TRIPS)?.as_secs_f64() * 1e6;
         let large = one_way(comm, [low, high], &mut vec![0; LARGE], LARGE_TRIPS)?;
-        let large = LARGE as f64 / large.as_secs_f64() / 1e9;
-        let speed = if large < 0.1 { format!("{:.2} MB/s", large * 1e3) } else { format!("{large:.2} GB/s") };
-        let found = format!("to rank {low} by {}: {small:.2} us one way, {speed}", way(low, high));
         if comm.rank() == low {
-            findings.push(Finding { rank: high, ..Finding::new("link", found) });
+            let gb_per_s = LARGE as f64 / large.as_secs_f64() / 1e9;
+            links.push(MeasuredLink { low, high, way: way(low, high).to_owned(), us, gb_per_s });
         }
     }
-    Ok(comm.all_gather_values(&findings)?.concat())
+    Ok(comm.all_gather_values(&links)?.concat())
 }
 
 /// Half a round trip between the ranks of a pair, on average over so many as there is time for, as each of the two sees it.
@@ -274,7 +325,9 @@ mod tests {
         let slow = Link::new(Duration::from_secs(1), 1_000_000);
         let outcome = Network::new(4).with_hosts(&[0, 1, 2, 3]).with_host_link(slow).run(|transport| {
             let mut comm = Communicator::new(transport);
-            let findings = links(&mut comm, &pairs(&[0, 1, 2, 3]), |_, _| "TCP").unwrap();
+            let links = links(&mut comm, &pairs(&[0, 1, 2, 3]), |_, _| "TCP").unwrap();
+            let findings = link_findings(&links, &[0, 1, 2, 3]);
+            assert!(findings.iter().all(|finding| finding.advice.is_none()), "{findings:?}");
             findings.into_iter().map(|finding| (finding.rank, finding.found)).collect::<Vec<_>>()
         });
         let found = |to: usize| format!("to rank {to} by TCP: 2000008.00 us one way, 0.34 MB/s");
@@ -282,6 +335,16 @@ mod tests {
         let mut results = outcome.results[0].clone();
         results.sort_by_key(|(rank, found)| (found.clone(), *rank));
         assert_eq!(results, expected);
+    }
+
+    #[test]
+    fn a_link_that_is_slower_than_the_others_between_hosts_comes_with_advice() {
+        let link =
+            |low, high, gb_per_s| MeasuredLink { low, high, way: "TCP".to_owned(), us: 30.0, gb_per_s };
+        let links = [link(0, 1, 9.0), link(0, 2, 1.0), link(0, 4, 0.3), link(2, 4, 1.1)];
+        let findings = link_findings(&links, &[7, 7, 8, 8, 9]);
+        let advised: Vec<bool> = findings.iter().map(|finding| finding.advice.is_some()).collect();
+        assert_eq!(advised, [false, false, true, false]);
     }
 
     #[test]
