@@ -1,24 +1,66 @@
 //! `cargo xtask torch`: builds and tests the crate dist-torch, which is not a default member, with PyTorch.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::command::{Failure, Steps, cargo, print_help, show, target_folder};
+use crate::command::{Failure, Steps, cargo, output, print_help, show, target_folder};
 
 pub(crate) const HELP: &str = "\
 cargo xtask torch [--all | --install]
 
 Builds and tests dist-torch, the backend of torch.distributed, and prints how long that took. It is no default
-member, because it needs Python from 3.10 on with its module venv, and 5.4 GB for PyTorch and what its wheel
-requires, which pip installs into target/torch-venv. Delete that folder to install afresh.
+member, because it needs Python from 3.10 on with its modules venv and pip, a C compiler, and 1.8 GB for PyTorch,
+which pip installs into target/torch-venv. Delete that folder to install afresh.
   (no option)  clippy, documents, an unoptimised wheel, the tests of dist-torch, and those tests of PyTorch
                which crates/dist-torch/tests/quick.txt lists, on 2 ranks
   --all        an optimised wheel, the tests of dist-torch, all distributed tests of PyTorch with Gloo and
                with dist on 2, 3 and 4 ranks, and the table of their outcomes in the crate's README
-  --install    only the virtual environment";
+  --install    only the virtual environment
 
-/// Packages for pip. PyTorch's tests need expecttest, and its tests of distributed checkpoints need numpy.
-const PACKAGES: &[&str] = &["torch==2.15.*", "numpy", "expecttest", "maturin>=1.9,<2", "pytest"];
+All libraries for GPUs that the wheel of PyTorch requires take 5.4 GB. Tests on CPUs call none of them, so most are
+replaced by empty libraries of the same names.";
+
+/// Packages that pip installs without their requirements: PyTorch, and the libraries for GPUs whose variables or
+/// functions are read when PyTorch is loaded.
+const WITHOUT_REQUIREMENTS: &[&str] = &[
+    "torch==2.15.*",
+    "nvidia-cuda-runtime==13.2.*",
+    "nvidia-cuda-cupti==13.2.*",
+    "nvidia-nvshmem-cu13==3.7.*",
+];
+
+/// Packages that pip installs with all that they require. PyTorch's tests need expecttest, its tests of distributed
+/// checkpoints need numpy, and PyTorch itself needs the first seven.
+const PACKAGES: &[&str] = &[
+    "filelock",
+    "fsspec",
+    "jinja2",
+    "networkx",
+    "setuptools>=77",
+    "sympy",
+    "typing-extensions",
+    "numpy",
+    "expecttest",
+    "maturin>=1.9,<2",
+    "pytest",
+];
+
+/// Libraries for GPUs with which PyTorch is linked, and which no test calls. Empty libraries replace them.
+const EMPTY_LIBRARIES: &[&str] = &[
+    "libcublas.so.13",
+    "libcublasLt.so.13",
+    "libcudnn.so.9",
+    "libcufft.so.12",
+    "libcufile.so.0",
+    "libcusparse.so.12",
+    "libcusparseLt.so.0",
+    "libnccl.so.2",
+    "libnvrtc.so.13",
+];
+
+/// Lets Python load libraries although functions that are never called are missing. A line of a `.pth` file that
+/// begins with `import` runs at the start of Python.
+const LAZY_BINDING: &str = "import os, sys; sys.setdlopenflags(os.RTLD_LAZY)\n";
 
 /// The extent of the build and the tests.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -44,11 +86,10 @@ pub(crate) fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
     if extent == Extent::Install {
         return Ok(());
     }
-    steps.step("torch: clippy", || {
-        show(&mut build("clippy --package dist-torch --no-deps -- -D warnings")?)
-    })?;
+    steps
+        .step("torch: clippy", || show(&mut cargo("clippy --package dist-torch --no-deps -- -D warnings")))?;
     steps.step("torch: docs", || {
-        show(build("doc --package dist-torch --no-deps")?.env("RUSTDOCFLAGS", "-D warnings"))
+        show(cargo("doc --package dist-torch --no-deps").env("RUSTDOCFLAGS", "-D warnings"))
     })?;
     steps.step("torch: wheel", || environment.install_wheel(extent))?;
     steps.step("torch: tests", || {
@@ -65,14 +106,6 @@ pub(crate) fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns a cargo command with the target folder of dist-torch. Other features of the same crates would otherwise
-/// be built again and again.
-fn build(arguments: &str) -> Result<Command, Failure> {
-    let mut command = cargo(arguments);
-    command.env("CARGO_TARGET_DIR", target_folder()?.join("torch"));
-    Ok(command)
-}
-
 /// The virtual environment of Python.
 struct Environment(PathBuf);
 
@@ -82,8 +115,32 @@ impl Environment {
             return Ok(());
         }
         show(Command::new("python3").args(["-m", "venv"]).arg(&self.0))?;
+        show(self.pip_install().args(PACKAGES))?;
+        show(self.pip_install().arg("--no-deps").args(WITHOUT_REQUIREMENTS))?;
+        let mut site = Command::new(self.0.join("bin/python"));
+        let site = output(site.args(["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]))?;
+        let site = Path::new(site.trim_end());
+        std::fs::write(site.join("lazy-binding.pth"), LAZY_BINDING)?;
+        for name in EMPTY_LIBRARIES {
+            let mut compiler = Command::new("cc");
+            compiler.args(["-shared", "-x", "c", "/dev/null"]).arg(format!("-Wl,-soname,{name}"));
+            show(compiler.arg("-o").arg(site.join("torch/lib").join(name)))?;
+        }
+        if self.has_packages() {
+            return Ok(());
+        }
+        let folder = self.0.display();
+        Err(Failure::Check(format!(
+            "{folder}/bin/python cannot import PyTorch: the versions of its libraries differ"
+        )))
+    }
+
+    /// Returns the command by which pip installs packages. It keeps no copies in its cache, and Python compiles a
+    /// module when a test first imports it.
+    fn pip_install(&self) -> Command {
         let mut pip = self.python("pip");
-        show(pip.args(["install", "--quiet", "--disable-pip-version-check"]).args(PACKAGES))
+        pip.args(["install", "--quiet", "--disable-pip-version-check", "--no-cache-dir", "--no-compile"]);
+        pip
     }
 
     fn has_packages(&self) -> bool {
@@ -100,7 +157,7 @@ impl Environment {
     }
 
     fn install_wheel(&self, extent: Extent) -> Result<(), Failure> {
-        let (folder, wheels) = (target_folder()?.join("torch"), target_folder()?.join("torch-wheel"));
+        let wheels = target_folder()?.join("torch-wheel");
         let profile = if extent == Extent::All { "release" } else { "dev" };
         let _ = std::fs::remove_dir_all(&wheels);
         let mut maturin = self.python("maturin");
@@ -112,10 +169,10 @@ impl Environment {
             profile,
             "--out",
         ]);
-        show(maturin.arg(&wheels).env("CARGO_TARGET_DIR", folder))?;
-        let mut pip = self.python("pip");
-        pip.args(["install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]);
-        show(pip.args(["--force-reinstall", "--find-links"]).arg(&wheels).arg("dist-torch"))
+        show(maturin.arg(&wheels))?;
+        let mut pip = self.pip_install();
+        pip.args(["--no-deps", "--no-index", "--force-reinstall", "--find-links"]);
+        show(pip.arg(&wheels).arg("dist-torch"))
     }
 
     /// Returns a command that runs distributed tests of PyTorch.
