@@ -3,6 +3,7 @@
 mod layers;
 mod markdown;
 mod pages;
+mod porting;
 mod source;
 mod tree;
 mod words;
@@ -32,6 +33,7 @@ Checks what neither the compiler nor clippy does:
   top level  the root folder contains only the listed files
   links      links in Markdown pages lead to existing files and headings
   sentences  in the guide and README.md: at most 20 words on average, and none above 40
+  porting    the functions and types in the tables for those who port a program exist
   guide      every page is listed, its Rust is tested, and the cargo commands that it names exist
   lengths    warns of files over 500 lines and functions over 70";
 
@@ -72,7 +74,8 @@ const RULES: &[Rule] = &[
 ];
 
 /// Rules about Markdown pages.
-const PAGE_RULES: &[Rule] = &[pages::links, pages::short_sentences, pages::book, pages::cargo_commands];
+const PAGE_RULES: &[Rule] =
+    &[pages::links, pages::short_sentences, pages::book, pages::cargo_commands, porting::rule];
 
 pub(crate) fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
     let mut prints_words = false;
