@@ -1,19 +1,21 @@
 //! Heat spreads over a plate whose rows are divided among the ranks. In each step neighbours exchange the rows at
 //! their edges, the halo.
 //!
-//! `distctl run -n 4 -- target/release/examples/halo`
+//! `distctl run -n 4 -- target/release/examples/halo 10000`
 #![allow(clippy::print_stdout, reason = "a program prints")]
+
+use std::time::Instant;
 
 use dist::collectives::Message;
 use dist::prelude::*;
 
 const ROWS: usize = 48;
 const COLUMNS: usize = 32;
-const STEPS: usize = 100;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut comm = Communicator::from_env()?;
     let (rank, ranks) = (comm.rank(), comm.world_size());
+    let steps = std::env::args().nth(1).map_or(Ok(100), |steps| steps.parse::<usize>())?;
     let first = |rank: usize| rank * ROWS / ranks;
     let rows = first(rank + 1) - first(rank);
 
@@ -23,7 +25,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if (first(rank)..first(rank + 1)).contains(&hot) {
         plate[hot - first(rank) + 1] = [100.0; COLUMNS];
     }
-    for _ in 0..STEPS {
+    comm.barrier()?;
+    let start = Instant::now();
+    for _ in 0..steps {
         exchange(&mut comm, &mut plate)?;
         plate = step(&plate);
     }
@@ -34,11 +38,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     comm.gather_v(plate[1..=rows].as_flattened(), &counts, &mut whole, 0)?;
     if rank == 0 {
         let middle = whole[hot * COLUMNS + COLUMNS / 2];
-        println!(
-            "heat {:.3}, {middle:.3} in the middle, bits {:x}",
-            whole.iter().sum::<f64>(),
-            middle.to_bits()
-        );
+        let heat: f64 = whole.iter().sum();
+        println!("heat {heat:.3}, {middle:.3} in the middle, bits {:x}", middle.to_bits());
+        println!("{:.3} ms", start.elapsed().as_secs_f64() * 1e3);
     }
     Ok(())
 }

@@ -1,11 +1,12 @@
 //! k-means: every rank has a share of the points, and the ranks sum the points of each centre.
 //!
-//! `distctl run -n 4 -- target/release/examples/kmeans`
+//! `distctl run -n 4 -- target/release/examples/kmeans 1000000`
 #![allow(clippy::print_stdout, reason = "a program prints")]
+
+use std::time::Instant;
 
 use dist::prelude::*;
 
-const POINTS: usize = 30_000;
 const CENTRES: usize = 3;
 type Point = [f64; 2];
 
@@ -29,8 +30,11 @@ fn nearest(centres: &[Point], point: Point) -> usize {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut comm = Communicator::from_env()?;
     let (rank, ranks) = (comm.rank(), comm.world_size());
-    let own: Vec<Point> = (rank * POINTS / ranks..(rank + 1) * POINTS / ranks).map(point).collect();
+    let points = std::env::args().nth(1).map_or(Ok(30_000), |points| points.parse::<usize>())?;
+    let own: Vec<Point> = (rank * points / ranks..(rank + 1) * points / ranks).map(point).collect();
 
+    comm.barrier()?;
+    let start = Instant::now();
     // Rank 0 chooses the first centres.
     let mut centres = [[1.0, 1.0], [2.0, 1.0], [1.0, 2.0]];
     comm.broadcast(centres.as_flattened_mut(), 0)?;
@@ -50,6 +54,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             if rank == 0 {
                 println!("after {round} rounds:");
                 centres.iter().for_each(|[x, y]| println!("({x:.3}, {y:.3})"));
+                println!("{:.3} ms", start.elapsed().as_secs_f64() * 1e3);
             }
             return Ok(());
         }

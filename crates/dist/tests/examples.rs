@@ -1,7 +1,7 @@
 //! Every example runs as its first lines say, and does what it is there to show.
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -60,12 +60,25 @@ fn sorted(mut lines: Vec<String>) -> Vec<String> {
     lines
 }
 
-/// Runs an example as this many processes, and returns the lines that they printed.
+/// Runs an example as this many processes, and returns the lines that they printed, without times.
 #[track_caller]
 fn run(ranks: usize, name: &str, arguments: &[&str]) -> Vec<String> {
     let mut command = distctl(&["-n", &ranks.to_string(), "--"]);
-    lines_of(command.arg(example(name)).args(arguments).spawn().unwrap())
+    let mut lines = lines_of(command.arg(example(name)).args(arguments).spawn().unwrap());
+    lines.retain(|line| !line.ends_with(" ms"));
+    lines
 }
+
+/// Checks that an example prints this line on any number of ranks.
+#[track_caller]
+fn prints(name: &str, expected: &str) {
+    for ranks in RANKS {
+        assert_eq!(run(ranks, name, &[]), [expected], "{name} on {ranks} ranks");
+    }
+}
+
+/// The numbers of ranks that programs are checked on: one, powers of two, and others.
+const RANKS: [usize; 5] = [1, 2, 3, 4, 7];
 
 /// Returns the losses that a training printed, in order.
 fn losses(lines: &[String]) -> Vec<f32> {
@@ -96,16 +109,110 @@ fn kmeans_finds_the_centres_on_any_number_of_ranks() {
         let numbers = line.trim_matches(['(', ')']).split(", ").map(|number| number.parse::<f64>().unwrap());
         assert!(numbers.zip(near).all(|(number, near)| (number - near).abs() < 0.1), "{line}");
     }
-    assert_eq!(sorted(run(3, "kmeans", &[])), alone);
+    for ranks in RANKS {
+        assert_eq!(sorted(run(ranks, "kmeans", &[])), alone);
+    }
 }
 
 #[test]
 fn halo_has_the_same_bits_on_any_number_of_ranks() {
     let alone = run(1, "halo", &[]);
     assert!(alone[0].starts_with("heat 3200.000, "), "{alone:?}");
-    for ranks in [2, 5] {
+    for ranks in RANKS {
         assert_eq!(run(ranks, "halo", &[]), alone);
     }
+}
+
+/// Arbitrary bits that depend only on the number (SplitMix64).
+fn mixed(number: usize) -> u64 {
+    let mixed = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+#[test]
+fn sample_sort_sorts_as_one_thread_does() {
+    let mut keys: Vec<u64> = (0..20_000).map(mixed).collect();
+    keys.sort_unstable();
+    let sum =
+        keys.iter().zip(1_u64..).fold(0_u64, |sum, (key, place)| sum.wrapping_add(key.wrapping_mul(place)));
+    prints("sample_sort", &format!("20000 keys, checksum {sum:016x}"));
+}
+
+#[test]
+fn hash_join_finds_the_pairs_of_nested_loops() {
+    let rows = 20_000;
+    let mut numbers = BTreeMap::<u64, [Vec<u64>; 2]>::new();
+    for number in 0..rows {
+        for table in 0..2 {
+            numbers.entry(mixed(2 * number + table) % rows as u64).or_default()[table].push(number as u64);
+        }
+    }
+    let (mut pairs, mut sum) = (0_u64, 0_u64);
+    for [left, right] in numbers.values() {
+        for (left, right) in left.iter().flat_map(|left| right.iter().map(move |right| (left, right))) {
+            (pairs, sum) = (pairs + 1, sum.wrapping_add(left ^ right));
+        }
+    }
+    prints("hash_join", &format!("{pairs} pairs, checksum {sum:x}"));
+}
+
+#[test]
+fn summa_multiplies_as_three_loops_do() {
+    let (n, mut sum, mut weighted) = (60, 0, 0);
+    for (row, column) in (0..n).flat_map(|row| (0..n).map(move |column| (row, column))) {
+        let product: usize = (0..n).map(|k| (7 * row + 3 * k) % 10 * ((5 * k + column) % 10)).sum();
+        (sum, weighted) = (sum + product, weighted + product * ((row + 2 * column) % 13));
+    }
+    prints("summa", &format!("sum {sum}, weighted {weighted}"));
+}
+
+#[test]
+fn argmax_finds_the_first_of_the_largest() {
+    let height = |point: usize| ((point * 7919 % 10_007) as f64).sqrt();
+    let mut best = 0;
+    for point in 1..100_000 {
+        best = if height(point) > height(best) { point } else { best };
+    }
+    prints("argmax", &format!("{:.6} at {best}", height(best)));
+}
+
+#[test]
+fn welford_has_the_mean_and_the_variance_of_two_passes() {
+    let numbers: Vec<f64> =
+        (0..100_000).map(|index| f64::from(index + 1) * 0.618_033_988_749_895 % 1.0).collect();
+    let mean = numbers.iter().sum::<f64>() / 1e5;
+    let variance = numbers.iter().map(|number| (number - mean).powi(2)).sum::<f64>() / (1e5 - 1.0);
+    prints("welford", &format!("100000 numbers, mean {:.6}, variance {variance:.6}", 1e6 + mean));
+}
+
+/// The steps from a number to 1, if even numbers are halved and odd ones tripled and increased by 1.
+fn steps(mut number: u64) -> u64 {
+    let mut steps = 0;
+    while number > 1 {
+        number = if number.is_multiple_of(2) { number / 2 } else { 3 * number + 1 };
+        steps += 1;
+    }
+    steps
+}
+
+#[test]
+fn task_farm_has_the_results_of_all_tasks() {
+    prints("task_farm", &format!("{} steps", (0..6_400).map(steps).sum::<u64>()));
+}
+
+#[test]
+fn table_is_read_everywhere() {
+    let entry =
+        |number: u64| mixed(usize::try_from(mixed(usize::try_from(number).unwrap()) % (1 << 16)).unwrap());
+    let sum = (0..20_000).map(entry).fold(0, u64::wrapping_add);
+    prints("table", &format!("20000 reads, sum {sum:x}"));
+}
+
+#[test]
+fn dynamic_counts_every_round_once() {
+    prints("dynamic", &format!("{} steps", (0..5_000).map(steps).sum::<u64>()));
 }
 
 #[test]

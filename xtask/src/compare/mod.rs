@@ -7,6 +7,7 @@ mod peers;
 #[path = "../../../crates/dist-parallel/src/picture.rs"]
 mod picture;
 mod plan;
+mod programs;
 mod results;
 mod training;
 
@@ -43,6 +44,8 @@ the fastest library's time to ours, by medians and by lowest times. Appends to t
   --show             measure nothing; print the table and draw the picture of earlier results
   --training         measure steps of training and their memory beside PyTorch, with 2 ranks, over shared
                      memory and TCP; takes --peers, --ranks, --transport, --rounds, --only, --out, --show
+  --programs         run ten small programs beside the same in C with MPI, with 2 ranks, over shared memory; takes
+                     --peers, --ranks, --transport, --rounds, --only, --out, --show
   --models LIST      models to train  [mlp-1M,transformer-1M,mlp-10M,transformer-10M,mlp-100M]
 
 Open MPI and MPICH of a Linux distribution are found as mpicc.openmpi and mpicc.mpich.";
@@ -53,7 +56,11 @@ pub(crate) fn run(arguments: lexopt::Parser) -> Result<(), Failure> {
     };
     let folder = target_folder()?.join("compare");
     fs::create_dir_all(&folder)?;
-    let name = if plan.training { "training.jsonl" } else { "results.jsonl" };
+    let name = match (plan.training, plan.programs) {
+        (true, _) => "training.jsonl",
+        (false, true) => "programs.jsonl",
+        (false, false) => "results.jsonl",
+    };
     let out = plan.out.clone().unwrap_or_else(|| folder.join(name));
     let programs =
         Programs { folder: &folder, ours: target_folder()?.join("release/distctl"), peers: &plan.peers };
@@ -62,6 +69,12 @@ pub(crate) fn run(arguments: lexopt::Parser) -> Result<(), Failure> {
             training::measure(&plan, &programs, &out)?;
         }
         return print(&training::tables(&fs::read_to_string(&out)?, &plan));
+    }
+    if plan.programs {
+        if !plan.show {
+            programs::measure(&plan, &programs, &out)?;
+        }
+        return print(&programs::tables(&fs::read_to_string(&out)?, &plan));
     }
     if !plan.show {
         measure(&plan, &programs, &out)?;

@@ -126,17 +126,37 @@ impl Programs<'_> {
                 import.args(["-c", "import torch.distributed as d; assert d.is_gloo_available()"]);
                 succeeds(import)
             }
-            _ => {
-                let (compiler, arguments) = self.compiler(peer)?;
-                let source = sources().join("mpi.c");
-                let (source, program) = (source.display().to_string(), self.program(peer));
-                let mut compile = Command::new(&compiler);
-                compile.args(["-O3", "-march=native", "-o"]).arg(&program).arg(source).args(arguments);
-                // Wrappers look for the compiler that they wrap, and some for themselves.
-                compile.env("PATH", self.path(&compiler));
-                succeeds(compile)
-            }
+            _ => self.compile(peer, &sources().join("mpi.c"), &self.program(peer)),
         }
+    }
+
+    /// Compiles a program in C for an MPI.
+    ///
+    /// # Errors
+    /// The reason why it cannot be compiled.
+    pub(super) fn compile(&self, peer: Peer, source: &Path, program: &Path) -> Result<(), String> {
+        let (compiler, arguments) = self.compiler(peer)?;
+        let mut compile = Command::new(&compiler);
+        compile.args(["-O3", "-march=native", "-o"]).arg(program).arg(source).args(arguments).arg("-lm");
+        // Wrappers look for the compiler that they wrap, and some for themselves.
+        compile.env("PATH", self.path(&compiler));
+        succeeds(compile)
+    }
+
+    /// Returns the command that starts a program of this library or of an MPI; `None` if the library does not have the
+    /// transport. Arguments of the program can be added.
+    pub(super) fn start(&self, peer: Peer, transport: &str, ranks: usize, program: &Path) -> Option<Command> {
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=5", SECONDS_MAX]);
+        if peer == Peer::Ours {
+            command.arg(&self.ours).args(["run", "-n", &ranks.to_string(), "--"]).arg(program);
+            command.env("DIST_TRANSPORT", transport);
+            return Some(command);
+        }
+        let settings = peer.settings(transport)?;
+        self.launch(&mut command, peer, &ranks.to_string())?;
+        command.args(settings.arguments).arg(program).envs(settings.environment.iter().copied());
+        Some(command)
     }
 
     /// Returns the command that measures the plan with a library; `None` if the library does not have the transport.

@@ -25,6 +25,7 @@ pub(super) struct Plan {
     pub(super) picture: Option<PathBuf>,
     pub(super) show: bool,
     pub(super) training: bool,
+    pub(super) programs: bool,
     pub(super) models: Vec<String>,
 }
 
@@ -53,6 +54,7 @@ impl Plan {
             picture: None,
             show: false,
             training: false,
+            programs: false,
             models: MODELS.map(str::to_owned).to_vec(),
         }
     }
@@ -108,14 +110,19 @@ pub(super) fn parse(mut arguments: lexopt::Parser) -> Result<Option<Plan>, Failu
             Long("picture") => plan.picture = Some(arguments.value()?.into()),
             Long("show") => plan.show = true,
             Long("training") => plan.training = true,
+            Long("programs") => plan.programs = true,
             Long("models") => plan.models = list(&mut arguments, word)?,
             other => return Err(other.unexpected().into()),
         }
     }
     let both = || vec!["shm".to_owned(), "tcp".to_owned()];
     plan.check_names()?;
-    plan.ranks = ranks.unwrap_or(if plan.training { vec![2] } else { plan.ranks });
-    plan.transports = transports.unwrap_or(if plan.training { both() } else { plan.transports });
+    plan.ranks = ranks.unwrap_or(if plan.training || plan.programs { vec![2] } else { plan.ranks });
+    plan.transports = transports.unwrap_or(match (plan.training, plan.programs) {
+        (true, _) => both(),
+        (false, true) => vec!["shm".to_owned()],
+        (false, false) => plan.transports,
+    });
     Ok(Some(plan))
 }
 

@@ -9,7 +9,8 @@ use super::tree::Tree;
 const PAGE: &str = "docs/book/src/porting.md";
 
 /// Names in the tables that other crates define.
-const FOREIGN: &[&str] = &["Complex", "Duration", "Future", "None", "Pod", "Some", "ndarray", "repr", "serde", "usize"];
+const FOREIGN: &[&str] =
+    &["Complex", "Duration", "Future", "None", "Pod", "Some", "ndarray", "repr", "serde", "usize"];
 
 /// Every function, type and variant that the tables name on our side exists.
 pub(super) fn rule(tree: &Tree) -> Vec<Finding> {
