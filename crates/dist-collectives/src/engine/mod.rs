@@ -112,6 +112,9 @@ pub(crate) struct Engine {
     copy: Vec<CacheLine>,
     /// Memory for the partial sums of means that are not computed in the type of the elements.
     wide: WidenedBuffers,
+    /// Memory for encoded values.
+    #[cfg(feature = "serde")]
+    pub(crate) value_memory: crate::values::ValueMemory,
 }
 
 impl Engine {
@@ -163,6 +166,8 @@ impl Engine {
             levels: None,
             copy: Vec::new(),
             wide: WidenedBuffers::default(),
+            #[cfg(feature = "serde")]
+            value_memory: crate::values::ValueMemory::default(),
         }
     }
 

@@ -8,12 +8,11 @@ use serde::ser::{self, Error as _, Serialize, Serializer};
 
 use super::packed::{NumberType, PackedNumber, Plain};
 
-/// Returns the encoded value.
+/// Returns the encoded value, in this memory, which is empty.
 ///
 /// # Errors
 /// If an implementation of `Serialize` fails, or announces another number of elements than it writes.
-pub(super) fn encode<V: Serialize + ?Sized>(value: &V) -> Result<Vec<u8>, Error> {
-    let mut out = Vec::new();
+pub(super) fn encode<V: Serialize + ?Sized>(value: &V, mut out: Vec<u8>) -> Result<Vec<u8>, Error> {
     value.serialize(ValueEncoder { out: &mut out, sequence: None })?;
     Ok(out)
 }

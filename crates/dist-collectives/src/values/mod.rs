@@ -2,15 +2,18 @@
 
 mod decode;
 mod encode;
+mod memory;
 mod packed;
 #[cfg(test)]
 mod tests;
 
+use dist_transport::{Cause, Chain};
+pub(crate) use memory::ValueMemory;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::engine::{CallOptions, Engine};
-use crate::{Buffer, Communicator, Error, Operation, Pending, Result};
+use crate::{Communicator, Error, Operation, Pending, Result};
 
 /// Maximum length of the encoding of one rank's value, in bytes.
 pub const VALUE_BYTES_MAX: usize = 1 << 30;
@@ -223,18 +226,27 @@ impl Engine {
         options: &CallOptions<'_>,
     ) -> Result<V> {
         let value = value.filter(|_| self.rank().index() == root);
-        let encoded = value.map_or(Err((ValueProblem::Missing, None)), encode);
-        let mut announced = [announcement(&encoded)];
+        let encoded = match value {
+            Some(value) => self.encode(value),
+            None => Err((ValueProblem::Missing, None)),
+        };
+        let (is_root, mut announced) = (encoded.is_ok(), [announcement(&encoded)]);
         self.broadcast(&mut announced, root, options)?;
         let mut bytes = match (length_of(announced[0]), encoded) {
-            (Ok(_), Ok(bytes)) => Buffer::from(bytes),
-            (Ok(length), Err(_)) => self.output(length)?,
+            (Ok(_), Ok(bytes)) => bytes,
+            (Ok(length), Err(_)) => self.received_bytes(length)?,
             (Err(problem), Err((_, source))) => return Err(error(self.in_world(root), problem, source)),
             (Err(problem), Ok(_)) => return Err(error(self.in_world(root), problem, None)),
         };
         self.broadcast(&mut bytes, root, options)?;
         // The root decodes too, so that every rank has the same value or the same error.
-        decode(self.in_world(root), &bytes)
+        let value = decode(self.in_world(root), &bytes);
+        if is_root {
+            self.value_memory.keep_encoded(bytes);
+        } else {
+            self.value_memory.keep_received(bytes);
+        }
+        value
     }
 
     fn gather_values<V: Serialize + DeserializeOwned>(
@@ -246,9 +258,12 @@ impl Engine {
         self.check_root(Operation::Gather, root)?;
         let (bytes, counts) = self.encoded_with_counts(value, options)?;
         let is_root = self.rank().index() == root;
-        let mut gathered = self.output(if is_root { counts.iter().sum() } else { 0 })?;
+        let mut gathered = self.received_bytes(if is_root { counts.iter().sum() } else { 0 })?;
         self.gather(&bytes, Some(&counts), &mut gathered, root, options)?;
-        is_root.then(|| decode_all(&gathered, &counts, self.transport.members())).transpose()
+        let values = is_root.then(|| decode_all(&gathered, &counts, self.transport.members())).transpose();
+        self.value_memory.keep_encoded(bytes);
+        self.value_memory.keep_received(gathered);
+        values
     }
 
     fn all_gather_values<V: Serialize + DeserializeOwned>(
@@ -257,9 +272,12 @@ impl Engine {
         options: &CallOptions<'_>,
     ) -> Result<Vec<V>> {
         let (bytes, counts) = self.encoded_with_counts(value, options)?;
-        let mut gathered = self.output(counts.iter().sum())?;
+        let mut gathered = self.received_bytes(counts.iter().sum())?;
         self.all_gather((&bytes[..]).into(), Some(&counts), &mut gathered, options)?;
-        decode_all(&gathered, &counts, self.transport.members())
+        let values = decode_all(&gathered, &counts, self.transport.members());
+        self.value_memory.keep_encoded(bytes);
+        self.value_memory.keep_received(gathered);
+        values
     }
 
     fn scatter_values<V: Serialize + DeserializeOwned>(
@@ -275,7 +293,7 @@ impl Engine {
         let (mut bytes, mut source) = (Vec::new(), None);
         let fitting = if is_root && values.len() <= world_size { values } else { &[] };
         for (value, announced) in fitting.iter().zip(&mut announced) {
-            let encoded = encode(value);
+            let encoded = encode(value, Vec::new());
             *announced = announcement(&encoded);
             match encoded {
                 Ok(encoded) => bytes.extend(encoded),
@@ -297,11 +315,13 @@ impl Engine {
     }
 
     fn send_value<V: Serialize>(&mut self, value: &V, to: usize, options: &CallOptions<'_>) -> Result<()> {
-        let encoded = encode(value);
+        let encoded = self.encode(value);
         self.send(&[announcement(&encoded)], to, options)?;
         let own = self.in_world(self.rank().index());
         let bytes = encoded.map_err(|(problem, source)| error(own, problem, source))?;
-        self.send(&bytes, to, options)
+        self.send(&bytes, to, options)?;
+        self.value_memory.keep_encoded(bytes);
+        Ok(())
     }
 
     fn receive_value<V: DeserializeOwned>(&mut self, from: usize, options: &CallOptions<'_>) -> Result<V> {
@@ -309,9 +329,11 @@ impl Engine {
         self.receive(&mut announced, from, options)?;
         let sender = self.in_world(from);
         let length = length_of(announced[0]).map_err(|problem| error(sender, problem, None))?;
-        let mut bytes = self.output(length)?;
+        let mut bytes = self.received_bytes(length)?;
         self.receive(&mut bytes, from, options)?;
-        decode(sender, &bytes)
+        let value = decode(sender, &bytes);
+        self.value_memory.keep_received(bytes);
+        value
     }
 
     /// Returns this rank's encoded value, and the number of bytes of each rank's value.
@@ -320,7 +342,7 @@ impl Engine {
         value: &V,
         options: &CallOptions<'_>,
     ) -> Result<(Vec<u8>, Vec<usize>)> {
-        let (rank, mut encoded) = (self.rank().index(), encode(value));
+        let (rank, mut encoded) = (self.rank().index(), self.encode(value));
         let mut announced = vec![0; self.rank().world_size()];
         self.all_gather((&[announcement(&encoded)][..]).into(), None, &mut announced, options)?;
         let mut counts = Vec::with_capacity(announced.len());
@@ -332,6 +354,21 @@ impl Engine {
         }
         Ok((encoded.unwrap_or_default(), counts))
     }
+
+    /// Encodes a value in memory that is kept between calls.
+    fn encode<V: Serialize>(&mut self, value: &V) -> Encoded {
+        encode(value, self.value_memory.take_for_encoding())
+    }
+
+    /// Returns memory to receive this many bytes into. If there is not enough, the job is aborted, because other ranks
+    /// wait.
+    fn received_bytes(&mut self, len: usize) -> Result<Vec<u8>> {
+        self.value_memory.take_for_receiving(len).map_err(|source| {
+            let error = Error::Memory { elements: len, source };
+            self.transport.abort(Cause::gave_up(Chain(&error)));
+            error
+        })
+    }
 }
 
 /// An encoded value, or the reason why there is none.
@@ -339,8 +376,8 @@ type Encoded = Result<Vec<u8>, (ValueProblem, Option<BoxedSource>)>;
 
 type BoxedSource = Box<dyn std::error::Error + Send + Sync>;
 
-fn encode<V: Serialize>(value: &V) -> Encoded {
-    match encode::encode(value) {
+fn encode<V: Serialize>(value: &V, memory: Vec<u8>) -> Encoded {
+    match encode::encode(value, memory) {
         Ok(bytes) if bytes.len() <= VALUE_BYTES_MAX => Ok(bytes),
         Ok(_) => Err((ValueProblem::TooLong, None)),
         Err(source) => Err((ValueProblem::NotEncodable, Some(source.into()))),

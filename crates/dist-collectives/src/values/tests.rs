@@ -13,7 +13,7 @@ use super::encode::encode;
 
 #[track_caller]
 fn comes_back<V: Serialize + DeserializeOwned + PartialEq + Debug>(value: &V) -> Vec<u8> {
-    let bytes = encode(value).expect("it can be encoded");
+    let bytes = encode(value, Vec::new()).expect("it can be encoded");
     assert_eq!(decode::<V>(&bytes).as_ref(), Ok(value));
     decode::<IgnoredAny>(&bytes).expect("any reader can pass over it");
     bytes
@@ -137,11 +137,12 @@ impl Serialize for InnerSequence {
 #[test]
 fn lengths_need_not_be_known_and_wrong_ones_are_refused() {
     for right in [None, Some(5)] {
-        let decoded: BTreeMap<u8, Vec<u32>> = decode(&encode(&Announced(right)).unwrap()).unwrap();
+        let decoded: BTreeMap<u8, Vec<u32>> =
+            decode(&encode(&Announced(right), Vec::new()).unwrap()).unwrap();
         assert_eq!(decoded, (0..5).map(|key| (key, vec![0, 1, 2, 3, 4])).collect());
     }
     for wrong in [0, 3, 4, 6, 100] {
-        let error = encode(&Announced(Some(wrong))).unwrap_err().to_string();
+        let error = encode(&Announced(Some(wrong)), Vec::new()).unwrap_err().to_string();
         assert_eq!(error, format!("{wrong} elements were announced and 5 written"));
     }
 }
@@ -156,7 +157,7 @@ fn levels(count: usize) -> Level {
 #[test]
 fn values_that_are_nested_too_deeply_are_refused() {
     comes_back(&levels(DEPTH_MAX));
-    let error = decode::<Level>(&encode(&levels(DEPTH_MAX + 2)).unwrap()).unwrap_err();
+    let error = decode::<Level>(&encode(&levels(DEPTH_MAX + 2), Vec::new()).unwrap()).unwrap_err();
     assert_eq!(error.to_string(), "values are nested in more than 256 levels");
     let brackets = vec![0x91; 1 << 20];
     decode::<IgnoredAny>(&brackets).unwrap_err();
@@ -198,5 +199,5 @@ fn damaged_bytes_are_an_error_or_another_value() {
         decode::<Vec<u8>>(&[0xd5, 99, 1, 1]).unwrap_err().to_string(),
         "extension 99 is no sequence of numbers"
     );
-    decode::<(u8, u8)>(&encode(&[1_u8; 5]).unwrap()).expect_err("three numbers are left");
+    decode::<(u8, u8)>(&encode(&[1_u8; 5], Vec::new()).unwrap()).expect_err("three numbers are left");
 }
