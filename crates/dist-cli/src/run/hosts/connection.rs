@@ -1,4 +1,4 @@
-//! One host of a job, as `distctl run --hosts` sees it: an ssh process, and what comes by it.
+//! The connection of `distctl run --hosts` to one host: an ssh process and its messages.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read};
@@ -17,7 +17,7 @@ use super::super::watch::PATIENCE;
 use super::wire::{Greeting, HostReport, receive, send};
 use crate::Error;
 
-/// Options that make ssh fail in place of asking questions or waiting for minutes.
+/// Options that make ssh fail instead of asking questions or waiting for minutes.
 const SSH_OPTIONS: [&str; 9] = [
     "-T",
     "-o",
@@ -30,17 +30,17 @@ const SSH_OPTIONS: [&str; 9] = [
     "ServerAliveCountMax=3",
 ];
 
-/// How hosts are reached, and what is started there.
+/// The command that reaches a host, and the program that it starts there.
 #[derive(Debug)]
 pub(super) struct RemoteShell {
-    /// `ssh`, or a command that is used like it, with its first arguments.
+    /// `ssh`, or a command with the same arguments, and its first arguments.
     pub(super) ssh: Vec<String>,
     /// The path of `distctl` on the hosts.
     pub(super) distctl: String,
 }
 
 impl RemoteShell {
-    /// Returns the command as an error names it.
+    /// Returns the command for error messages.
     pub(super) fn command(&self) -> String {
         self.ssh.join(" ")
     }
@@ -48,7 +48,7 @@ impl RemoteShell {
     fn arguments(&self, host: &str, subcommand: &str) -> Vec<OsString> {
         let is_ssh = Path::new(&self.ssh[0]).file_name() == Some(OsStr::new("ssh"));
         let options = SSH_OPTIONS.into_iter().filter(|_| is_ssh);
-        // A shell of the host splits this into words.
+        // A shell on the host splits this into words.
         let remote = format!("'{}' {subcommand}", self.distctl.replace('\'', r"'\''"));
         let mut arguments: Vec<OsString> = self.ssh[1..].iter().map(OsString::from).collect();
         arguments.extend(options.chain([host, &remote]).map(OsString::from));
@@ -56,18 +56,18 @@ impl RemoteShell {
     }
 }
 
-/// What is heard of a host.
+/// A message from a host.
 #[derive(Debug)]
 pub(super) enum HostMessage {
     Greeting(Greeting),
     HostReport(HostReport),
-    /// What its ranks print cannot be passed on any more.
+    /// The output of its ranks cannot be forwarded any more.
     Unwritable(Error),
     /// Its ssh has ended.
     Gone,
 }
 
-/// The ssh process of a host. Dropping it ends the host's part of the job.
+/// The ssh process of a host. Drop ends the host's part of the job.
 pub(super) struct HostConnection {
     pub(super) host: String,
     running: Option<Running>,
@@ -77,7 +77,7 @@ pub(super) struct HostConnection {
 }
 
 impl HostConnection {
-    /// Starts ssh, with a thread that tells what is heard.
+    /// Starts ssh, and a thread that passes its messages to `tell`.
     pub(super) fn start(
         host: &str,
         reach: &RemoteShell,
@@ -100,7 +100,7 @@ impl HostConnection {
         let (heard, take, end) = (said.clone(), take.clone(), runtime.clone());
         let listen = move || {
             pass_on(output, &heard, &take, &tell);
-            // A process that is left on the host may hold it open.
+            // A process that is left on the host may hold the pipe open.
             let _ = errors.join_by(end.deadline(PATIENCE));
             let _ = child::wait_for_end(pid);
             tell(HostMessage::Gone);
@@ -111,24 +111,24 @@ impl HostConnection {
         Ok(connection)
     }
 
-    /// Sends a message, unless the host is gone, which is heard of.
+    /// Sends a message. If the host is gone, the message is lost; [`HostMessage::Gone`] reports that.
     pub(super) fn send(&mut self, message: &impl Serialize) {
         if let Some(orders) = &mut self.orders {
             let _ = send(orders, message, &[]);
         }
     }
 
-    /// Ends the messages to the host.
+    /// Closes the stream of messages to the host.
     pub(super) fn close(&mut self) {
         self.orders = None;
     }
 
-    /// Returns what ssh, or a shell of the host, said before the greeting.
+    /// Returns the output of ssh, or of a shell on the host, before the greeting.
     pub(super) fn said(&self) -> String {
         self.said.lock().before.join("; ")
     }
 
-    /// Kills ssh; the host notices that.
+    /// Kills ssh. The host detects the closed connection.
     pub(super) fn kill(&self) {
         self.running.iter().for_each(|running| running.signal(Signal::KILL));
     }
@@ -137,7 +137,7 @@ impl HostConnection {
         self.running.is_some()
     }
 
-    /// Takes the status of ssh, which has ended.
+    /// Reaps ssh, which has ended, and returns its status.
     pub(super) fn reap(&mut self) -> Result<Option<ExitStatus>, Error> {
         self.orders = None;
         self.running.take().map(|running| running.reap(&self.started)).transpose().map_err(Error::Wait)
@@ -147,12 +147,12 @@ impl HostConnection {
 impl Drop for HostConnection {
     fn drop(&mut self) {
         self.kill();
-        // Nobody asks how it ended.
+        // The status is not needed.
         let _ = self.reap();
     }
 }
 
-/// Passes on what a host sends until its end.
+/// Forwards the messages of a host until its end.
 fn pass_on(
     mut output: BufReader<ChildStdout>,
     said: &Said,
@@ -160,7 +160,7 @@ fn pass_on(
     tell: &impl Fn(HostMessage),
 ) {
     let mut line = String::new();
-    // Anything may come before the greeting.
+    // A shell on the host may print anything before the greeting.
     while output.read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
         if let Some(greeting) = Greeting::parse(&line) {
             said.lock().is_greeted = true;
@@ -173,7 +173,7 @@ fn pass_on(
 }
 
 fn pass_reports_on(mut output: BufReader<ChildStdout>, take: &Arc<dyn Take>, tell: &impl Fn(HostMessage)) {
-    // What is no report is the end of the connection, which is told.
+    // Anything other than a report is treated as the end of the connection, which is reported.
     while let Ok(Some(report)) = receive(&mut output) {
         let HostReport::Line { rank, stream, bytes } = report else {
             tell(HostMessage::HostReport(report));
@@ -190,7 +190,8 @@ fn pass_reports_on(mut output: BufReader<ChildStdout>, take: &Arc<dyn Take>, tel
     }
 }
 
-/// What ssh says: kept before the greeting, where it may be the reason of a failure, and passed on after it.
+/// The stderr of ssh. Before the greeting it is stored, because it may be the reason of a failure; afterwards
+/// it is forwarded.
 #[derive(Clone, Default)]
 struct Said(Arc<Mutex<Words>>);
 
@@ -201,7 +202,7 @@ struct Words {
 }
 
 impl Words {
-    /// Keeps the last lines.
+    /// Stores a line, and drops all but the last ones.
     fn note(&mut self, line: &str) {
         const KEPT: usize = 4;
         let line = line.trim_end();
@@ -219,7 +220,7 @@ impl Said {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts a thread that takes the error output of ssh.
+    /// Starts a thread that reads the stderr of ssh.
     fn collect(
         self,
         mut error: BufReader<ChildStderr>,

@@ -1,4 +1,4 @@
-//! The hosts of a job, as `--hosts` or a host file lists them.
+//! The hosts of a job, from `--hosts` or a host file.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -9,9 +9,9 @@ use crate::parse::ranks;
 /// A host and the number of processes to start there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Host {
-    /// What ssh calls it, as in `node0`, `me@node0` or an address.
+    /// The host's name for ssh, such as `node0`, `me@node0` or an address.
     pub(super) name: String,
-    /// `None`: the number that `-n` gives.
+    /// `None` stands for the number in `-n`.
     ranks: Option<usize>,
 }
 
@@ -33,7 +33,7 @@ impl FromStr for Host {
             None => (text, None),
         };
         let name: String = name.chars().filter(|c| !['[', ']'].contains(c)).collect();
-        // ssh would take a name with a dash in front for an option.
+        // ssh would parse a name with a leading dash as an option.
         if name.is_empty() || name.starts_with('-') || name.contains(char::is_whitespace) {
             return Err("this is not a host, as in node0, me@node0:4 or [fd00::1]:4".to_owned());
         }
@@ -41,7 +41,8 @@ impl FromStr for Host {
     }
 }
 
-/// Reads a host file: a host on each line, as in `node0`, `node0:4` or `node0 slots=4`; `#` begins a comment.
+/// Reads a host file: a host on each line, such as `node0`, `node0:4` or `node0 slots=4`; `#` begins a
+/// comment.
 pub(crate) fn read(path: &Path) -> Result<Vec<Host>, Error> {
     let text = std::fs::read_to_string(path);
     let text = text.map_err(|source| Error::Read { path: path.to_owned(), source })?;
@@ -66,7 +67,7 @@ fn parse_line(text: &str) -> Result<Host, String> {
     Ok(host)
 }
 
-/// Returns the number of processes of each host. A host without a number has the one that `-n` gives.
+/// Returns the number of processes of each host. A host without a number gets the number in `-n`.
 pub(crate) fn counts(hosts: &[Host], ranks: Option<usize>) -> Result<Vec<usize>, Error> {
     for (index, host) in hosts.iter().enumerate() {
         if hosts[..index].iter().any(|earlier| earlier.name == host.name) {
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_a_number_needs_the_number_of_each() {
+    fn a_host_without_a_number_needs_the_option_n() {
         let message = counts(&["a".parse().unwrap()], None).unwrap_err().to_string();
         assert_eq!(message, "how many ranks are on host a? Write a:N, or give -n N");
     }

@@ -1,8 +1,8 @@
-//! `distctl run --hosts`: a job whose ranks are started over ssh on several hosts.
+//! `distctl run --hosts`: starts the ranks of a job over ssh on several hosts.
 //!
-//! One process per host reads its part of the job from ssh, runs it as a job of that machine is run, and reports what
-//! happens. The first host has the coordinator. No rank is started before all hosts have answered. If a connection is
-//! lost, the host ends its ranks.
+//! One process per host reads its part of the job from ssh, runs it like a job of that machine, and sends
+//! reports. The first host has the coordinator. No rank is started before all hosts have answered. If a
+//! connection is lost, the host ends its ranks.
 
 mod connection;
 mod list;
@@ -40,11 +40,11 @@ pub(crate) use remote::run as run_part;
 /// The hidden subcommand that runs a host's part of a job.
 pub(crate) const PART: &str = "run-part";
 
-/// How long a host may take to answer.
+/// Time for a host to answer.
 const GREETING_LIMIT: Duration = Duration::from_secs(30);
 
-/// Variables of this machine or of this login, which mean nothing on another host or lead elsewhere there. Those that
-/// begin so are of the same kind: `SSH_`, `XDG_`, `DBUS_` and `DISTCTL_`.
+/// Variables of this machine or of this login, which have no meaning or a different one on another host. All
+/// variables with the prefixes `SSH_`, `XDG_`, `DBUS_` and `DISTCTL_` are excluded too.
 const LOCAL: [&str; 20] = [
     "DISPLAY",
     "DIST_HOST_ID",
@@ -79,7 +79,7 @@ pub(super) struct HostsJob {
     pub(super) grace: Duration,
     pub(super) bind: Bind,
     pub(super) restarts: u16,
-    /// Where the coordinator is to listen on the first host, if the user says.
+    /// The address of the coordinator on the first host, if the user has set it.
     pub(super) rendezvous: Option<Address>,
 }
 
@@ -90,7 +90,7 @@ enum HostsEvent {
 }
 
 impl HostsJob {
-    /// A job of this program. The command that reaches a host is split at blanks.
+    /// Creates a job of this program. The command that reaches a host is split at blanks.
     pub(super) fn new(
         hosts: Vec<Host>,
         counts: Vec<usize>,
@@ -120,7 +120,7 @@ impl HostsJob {
         self.hosts.iter().map(|(_, ranks)| ranks).sum()
     }
 
-    /// Runs the job, and again after a failure if it is to be, and returns when no host has a part of it any more.
+    /// Runs the job, restarts it after failures up to the limit, and returns when no host runs a part of it.
     pub(super) fn run(&self, take: &Arc<dyn Take>) -> Result<Outcome, Error> {
         let runtime = Runtime::system();
         let (events, mut inbox) = runtime.mailbox();
@@ -138,12 +138,12 @@ impl HostsJob {
             voice.send(format!("starting the job again, {restart} of at most {} times", self.restarts));
         };
         drop(voice);
-        // What was said before an error comes before it.
+        // Messages that precede the error are printed before it.
         let _ = speaker.join_by(runtime.deadline(PATIENCE));
         ended
     }
 
-    /// The part of each host, in one start of the job.
+    /// Returns the parts of all hosts for one start of the job.
     fn parts(&self, restart: u16, coordinator: &Address) -> Result<Vec<Part>, Error> {
         let (_, secret) = Secret::generate()?;
         let job = std::env::var("DIST_JOB_ID").ok().filter(|job| !job.is_empty());
@@ -174,7 +174,7 @@ impl HostsJob {
     }
 }
 
-/// The variables that ranks on other hosts see too.
+/// Returns the variables that ranks on other hosts inherit.
 fn environment(variables: impl Iterator<Item = (OsString, OsString)>) -> Vec<(OsString, OsString)> {
     let is_local = |name: &OsString| {
         let name = name.to_string_lossy();
@@ -183,10 +183,10 @@ fn environment(variables: impl Iterator<Item = (OsString, OsString)>) -> Vec<(Os
     variables.filter(|(name, _)| !is_local(name)).collect()
 }
 
-/// How far a job has come.
+/// The phase of a start.
 enum JobPhase {
     Running,
-    /// A rank has failed, and others may say what they saw.
+    /// A rank has failed, and the others have time to report their errors.
     LastWords(Deadline),
     Ending(Deadline),
     Killed,
@@ -199,15 +199,15 @@ struct JobStart<'a> {
     connections: Vec<HostConnection>,
     voice: Mailbox<String>,
     phase: JobPhase,
-    /// The parts of all hosts but the first one, until that one listens.
+    /// The parts of all hosts except the first, until the coordinator listens.
     waiting: Vec<Part>,
     /// The hosts that have reported the end of their part.
     ended: Vec<bool>,
-    /// The ranks that failed and their exit codes, in the order in which that was heard.
+    /// The failed ranks and their exit codes, in the order of the reports.
     failures: Vec<(usize, u8)>,
     /// The rank that the coordinator names as the cause.
     culprit: Option<usize>,
-    /// The exit code of the first failure that was heard of.
+    /// The exit code of the first reported failure.
     code: Option<u8>,
     /// The first error of a host that could not run its part.
     error: Option<Error>,
@@ -262,7 +262,7 @@ impl<'a> JobStart<'a> {
         Outcome::of_job(of_culprit.map(|(_, code)| *code).or(self.code), self.stopped)
     }
 
-    /// Waits until every host has answered; `None` if a signal came first.
+    /// Waits until every host has answered. Returns `None` if a signal arrives first.
     fn greet(&mut self, inbox: &mut Receiver<HostsEvent>) -> Result<Option<Vec<Greeting>>, Error> {
         let limit = self.runtime.deadline(GREETING_LIMIT);
         let mut greetings = vec![None; self.connections.len()];
@@ -283,7 +283,7 @@ impl<'a> JobStart<'a> {
                     let silent = greetings.iter().position(Option::is_none).expect("one is missing");
                     return Err(self.silent(silent));
                 }
-                Err(Unavailable::Closed) => unreachable!("the thread that watches signals keeps it open"),
+                Err(Unavailable::Closed) => unreachable!("the thread that receives signals keeps the channel open"),
             }
         }
         Ok(Some(greetings.into_iter().flatten().collect()))
@@ -307,7 +307,7 @@ impl<'a> JobStart<'a> {
         Error::HostSilent { host: self.name(host), command, limit: GREETING_LIMIT, said }
     }
 
-    /// Why a host that is gone has not answered.
+    /// Returns the error of a host that is gone without a greeting.
     fn no_greeting(&mut self, host: usize) -> Result<Error, Error> {
         let status = self.connections[host].reap()?;
         let code = status.map_or(0, child::exit_code);
@@ -316,15 +316,16 @@ impl<'a> JobStart<'a> {
         let (host, distctl) = (self.name(host), self.job.reach.distctl.clone());
         Ok(match code {
             255 => Error::HostUnreachable { host, command: self.job.reach.command(), said },
-            // As a shell says that there is no such program, or that it may not be executed.
+            // A shell returns these codes if the program does not exist or is not executable.
             126 | 127 => Error::NoDistctl { host, distctl, said },
-            // As every version ends that does not know the subcommand.
+            // Versions without the subcommand return this code.
             2 => Error::HostVersion { host, theirs: "of a version without --hosts".to_owned() },
             _ => Error::HostEnded { host, said },
         })
     }
 
-    /// Where the coordinator is to listen: the address by which the first host was reached, unless the user says another.
+    /// Returns the address of the coordinator: the address by which the first host was reached, unless the
+    /// user has set one.
     fn coordinator(&self, greetings: &[Greeting]) -> Result<Address, Error> {
         if let Some(rendezvous) = &self.job.rendezvous {
             return Ok(rendezvous.clone());
@@ -343,7 +344,8 @@ impl<'a> JobStart<'a> {
         Ok(Address { host: address.to_string(), port: 0 })
     }
 
-    /// Returns when no connection is left. The other hosts get their parts once the first one listens.
+    /// Handles events until no connection is left. The other hosts get their parts once the coordinator
+    /// listens.
     fn watch(&mut self, inbox: &mut Receiver<HostsEvent>) -> Result<(), Error> {
         while self.connections.iter().any(HostConnection::is_open) {
             match inbox.receive(self.deadline()) {
@@ -355,7 +357,7 @@ impl<'a> JobStart<'a> {
                 Ok(HostsEvent::Host(host, heard)) => self.hear(host, heard)?,
                 Ok(HostsEvent::Signalled(signal)) => self.pass_on(signal),
                 Err(Unavailable::TimedOut) => self.escalate(),
-                Err(Unavailable::Closed) => unreachable!("the thread that watches signals keeps it open"),
+                Err(Unavailable::Closed) => unreachable!("the thread that receives signals keeps the channel open"),
             }
         }
         Ok(())
@@ -403,7 +405,8 @@ impl<'a> JobStart<'a> {
         Ok(())
     }
 
-    /// The ssh of a host has ended. Without a report the connection was lost, and the host ends its part.
+    /// Handles the end of a host's ssh. Without a final report the connection was lost, and the host ends its
+    /// part.
     fn gone(&mut self, host: usize) -> Result<(), Error> {
         let status = self.connections[host].reap()?;
         if !std::mem::replace(&mut self.ended[host], true) {
@@ -417,7 +420,8 @@ impl<'a> JobStart<'a> {
         Ok(())
     }
 
-    /// Lets hosts go that wait for their part, since the job ends before the first host listens.
+    /// Closes the connections to hosts that wait for their part, because the job ends before the coordinator
+    /// listens.
     fn dismiss_waiting(&mut self) {
         if !std::mem::take(&mut self.waiting).is_empty() {
             self.connections[1..].iter_mut().for_each(HostConnection::close);
@@ -425,7 +429,8 @@ impl<'a> JobStart<'a> {
         }
     }
 
-    /// A part of the job has failed: the other hosts have the usual time for last words, then are ended.
+    /// Begins the end of the job after a part has failed: the other hosts have time to report, and are then
+    /// ended.
     fn begin_end(&mut self) {
         self.dismiss_waiting();
         if let JobPhase::Running = self.phase {
@@ -437,7 +442,7 @@ impl<'a> JobStart<'a> {
         self.dismiss_waiting();
         self.order(signal);
         if !matches!(self.phase, JobPhase::Ending(_) | JobPhase::Killed) {
-            // A host kills its ranks after the grace period, and says so.
+            // A host kills its ranks after the grace period, and reports that.
             self.phase = JobPhase::Ending(self.runtime.deadline(self.job.grace + 2 * PATIENCE));
         }
     }
@@ -446,10 +451,10 @@ impl<'a> JobStart<'a> {
         self.connections.iter_mut().for_each(|connection| connection.send(&Order::Signal(signal)));
     }
 
-    /// Passes a signal on to the ranks of all hosts.
+    /// Forwards a signal to the ranks of all hosts.
     fn pass_on(&mut self, signal: i32) {
         match signal {
-            SIGTSTP => self.voice.send("SIGTSTP: a job on several hosts goes on".to_owned()),
+            SIGTSTP => self.voice.send("SIGTSTP is ignored: a job on several hosts cannot be stopped temporarily".to_owned()),
             SIGUSR1 | SIGUSR2 => self.order(signal),
             _ => {
                 self.stopped = self.stopped.or(Some(Stop::Signal(signal)));
@@ -458,7 +463,7 @@ impl<'a> JobStart<'a> {
         }
     }
 
-    /// A deadline has passed: the next harder measure.
+    /// Takes the next step of ending the job after a deadline has passed.
     fn escalate(&mut self) {
         match self.phase {
             JobPhase::LastWords(_) => self.end_with(SIGTERM),
@@ -467,7 +472,7 @@ impl<'a> JobStart<'a> {
                 let names =
                     open.clone().map(|connection| connection.host.as_str()).collect::<Vec<_>>().join(", ");
                 open.for_each(HostConnection::kill);
-                self.voice.send(format!("leaving hosts that do not end their part of the job: {names}"));
+                self.voice.send(format!("not waiting for hosts that do not end their part of the job: {names}"));
                 self.code = self.code.or(Some(1));
                 self.phase = JobPhase::Killed;
             }
@@ -485,7 +490,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_on_other_hosts_see_what_belongs_to_no_machine() {
+    fn ranks_on_other_hosts_inherit_only_portable_variables() {
         let variables = [
             ("PATH", true),
             ("RAYON_NUM_THREADS", true),

@@ -19,7 +19,8 @@ use super::wire::{Greeting, HostReport, Order, Part, Place, receive, send};
 use crate::Error;
 use crate::outcome::Outcome;
 
-/// Runs the part of a job that this process's input tells. What happens is reported, so the exit code says nothing.
+/// Runs the part of a job that is described on stdin. All events are sent as reports, and the exit code
+/// carries no information.
 pub(crate) fn run() -> Result<Outcome, Error> {
     let reports = Arc::new(Reports(Mutex::new(io::stdout())));
     let greeting = Greeting { version: env!("CARGO_PKG_VERSION").to_owned(), address: own_address() };
@@ -69,7 +70,7 @@ fn run_part(
     job.run_at(meeting, launcher, &take)
 }
 
-/// Starts a thread that passes signals on. If nobody is left to give orders, the job ends as on a terminal that is gone.
+/// Starts a thread that receives signals. If the connection is closed, the job ends as on SIGHUP.
 fn listen(mut orders: BufReader<Stdin>, runtime: &Runtime, events: &Mailbox<Event>) -> Result<(), Error> {
     let events = events.clone();
     let pass_on = move || {
@@ -81,12 +82,12 @@ fn listen(mut orders: BufReader<Stdin>, runtime: &Runtime, events: &Mailbox<Even
     runtime.spawn("orders", pass_on).map(drop).map_err(Error::Thread)
 }
 
-/// The address of this host by which ssh reached it: the third word of what sshd sets.
+/// Returns the address of this host by which ssh reached it: the third word of the variable that sshd sets.
 fn own_address() -> Option<IpAddr> {
     std::env::var("SSH_CONNECTION").ok()?.split(' ').nth(2)?.parse().ok()
 }
 
-/// This process's output. Threads of several ranks write to it.
+/// The stdout of this process. Threads of several ranks write to it.
 struct Reports(Mutex<io::Stdout>);
 
 impl Reports {
@@ -108,7 +109,7 @@ impl Take for Reports {
     }
 
     fn say(&self, text: &str) {
-        // If it cannot be written, nobody is left to read it.
+        // If it cannot be written, the connection is lost.
         let _ = self.send(&HostReport::Said(text.to_owned()), &[]);
     }
 }

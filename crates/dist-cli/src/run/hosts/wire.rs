@@ -1,5 +1,6 @@
-//! What `distctl run --hosts` and its part on a host write to each other, through the input and output of ssh: JSON, a
-//! message on each line. The secret goes this way too, so that no command line and no variable has it.
+//! The messages between `distctl run --hosts` and its part on a host, through the stdin and stdout of ssh:
+//! JSON, with a message on each line. The secret is sent in this way too, so that it is in no command line
+//! and no variable.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, Write};
@@ -13,14 +14,14 @@ use crate::address::Address;
 use crate::run::Bind;
 use crate::run::lines::Stream;
 
-/// Begins the first line of a host. What the start files of its shell print comes before.
+/// Prefix of the first line of a host. Start files of its shell may print other lines before.
 const GREETING: &str = "distctl-host ";
 
 /// The first message of a host. It is the same in every version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Greeting {
     pub(super) version: String,
-    /// The address of the host by which ssh reached it, if ssh tells.
+    /// The address of the host by which ssh reached it, if sshd reports it.
     pub(super) address: Option<IpAddr>,
 }
 
@@ -38,7 +39,7 @@ impl Greeting {
 /// The part of a job that a host runs: the first message to it.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Part {
-    /// The number of its first rank.
+    /// The world rank of its first rank.
     pub(super) first: usize,
     pub(super) ranks: usize,
     pub(super) world_size: usize,
@@ -49,42 +50,42 @@ pub(super) struct Part {
     pub(super) folder: OsString,
     pub(super) grace: Duration,
     pub(super) bind: Bind,
-    /// How often the job was started before.
+    /// Number of restarts before this start.
     pub(super) restart: u16,
     pub(super) job: String,
     pub(super) secret: String,
     pub(super) coordinator: Place,
 }
 
-/// Where the coordinator is, for one host.
+/// The address of the coordinator for one host.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) enum Place {
-    /// It is to be started on this host; port 0 is any that is free.
+    /// The coordinator is started on this host; port 0 selects a free port.
     Here(Address),
     There(Address),
 }
 
-/// A later message to a host. The end of the messages ends its part of the job.
+/// A later message to a host. When the stream of messages is closed, the host ends its part of the job.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Order {
     Signal(i32),
 }
 
-/// A message of a host.
+/// A message from a host.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum HostReport {
-    /// The coordinator was started here.
+    /// The coordinator listens on this host.
     Listening(Address),
-    /// A rank has printed a line of so many bytes, which follow.
+    /// A rank has printed a line with this number of bytes, which follow.
     Line { rank: usize, stream: Stream, bytes: usize },
-    /// Its `distctl` has something to say.
+    /// A message of `distctl` on the host.
     Said(String),
-    /// Its part cannot be run.
+    /// The host cannot run its part.
     Failed { code: u8, text: String },
-    /// No rank is left.
+    /// All ranks of the host have ended.
     Ended {
         code: u8,
-        /// The ranks that failed and their exit codes, in the order in which that was seen.
+        /// The failed ranks and their exit codes, in the order in which they were reaped.
         failures: Vec<(usize, u8)>,
         /// The rank that the coordinator names as the cause, if the coordinator is on this host.
         culprit: Option<usize>,
@@ -92,7 +93,7 @@ pub(super) enum HostReport {
 }
 
 fn to_json(message: &impl Serialize) -> String {
-    serde_json::to_string(message).expect("messages have nothing that JSON has not")
+    serde_json::to_string(message).expect("messages contain only text and numbers")
 }
 
 /// Writes a message and the bytes that follow it.
@@ -101,7 +102,7 @@ pub(super) fn send(to: &mut impl Write, message: &impl Serialize, bytes: &[u8]) 
     to.flush()
 }
 
-/// Reads the next message; `None` at the end, also in the middle of one.
+/// Reads the next message. Returns `None` at the end, also in the middle of a message.
 pub(super) fn receive<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<Option<T>> {
     let mut line = String::new();
     from.read_line(&mut line)?;
