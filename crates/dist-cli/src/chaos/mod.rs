@@ -16,7 +16,7 @@ use crate::outcome::Outcome;
 use crate::output::{print, say};
 use crate::parse::TransportName;
 use crate::progress::Progress;
-use crate::run::{Job, Launcher, Stream, Take, in_launcher, own_program};
+use crate::run::{Job, Launcher, OutputSink, Stream, in_launcher, own_program};
 use plan::{Kind, Plan};
 use rank::Report;
 use verdict::Verdict;
@@ -103,7 +103,7 @@ impl Arguments {
         arguments.extend(self.transport.map(|name| format!("--transport={}", name.medium().name())));
         let arguments = arguments.into_iter().map(Into::into).collect();
         let job = Job::of(self.ranks, own.into_os_string(), arguments);
-        Job { last_words: rank::HANG, grace: GRACE, ..job }.run_by(launcher, heard)
+        Job { report_grace: rank::HANG, grace: GRACE, ..job }.run_by(launcher, heard)
     }
 }
 
@@ -138,8 +138,8 @@ impl JobOutput {
     }
 }
 
-impl Take for JobOutput {
-    fn take(&self, rank: usize, stream: Stream, line: &[u8]) -> Result<(), Error> {
+impl OutputSink for JobOutput {
+    fn write_line(&self, rank: usize, stream: Stream, line: &[u8]) -> Result<(), Error> {
         match serde_json::from_slice(line) {
             Ok(report) if stream == Stream::Output => {
                 self.reports.lock().unwrap_or_else(PoisonError::into_inner)[rank].push(report);

@@ -14,11 +14,11 @@ use super::child::{self, Started};
 use super::cores::{self, Bind};
 use super::files;
 use super::front::in_launcher;
-use super::lines::{Forward, Take};
-use super::meeting::{Meeting, Nodes};
+use super::lines::{Forward, OutputSink};
+use super::rendezvous::{Nodes, Rendezvous};
 use super::restart;
 use super::signals::watch_signals;
-use super::watch::{Ended, Event, LAST_WORDS, PATIENCE, Watch};
+use super::watch::{END_LIMIT, Ended, Event, REPORT_GRACE, Watch};
 use crate::Error;
 use crate::outcome::{Outcome, Stop};
 
@@ -42,7 +42,7 @@ pub(crate) struct Job {
     pub(crate) program: OsString,
     pub(crate) arguments: Vec<OsString>,
     /// Time for the other ranks to report their errors after the first failure.
-    pub(crate) last_words: Duration,
+    pub(crate) report_grace: Duration,
     /// Time from the signal that asks a process to end until it is killed.
     pub(crate) grace: Duration,
     pub(crate) bind: Bind,
@@ -92,7 +92,7 @@ impl Job {
             first: 0,
             program,
             arguments,
-            last_words: LAST_WORDS,
+            report_grace: REPORT_GRACE,
             grace: Duration::from_secs(5),
             bind: Bind::Cores,
             nodes: None,
@@ -126,26 +126,31 @@ impl Job {
         files::check(self.ranks, self.hosted(), logs)
     }
 
-    fn meeting(&self, restart: u16) -> Result<Meeting, Error> {
+    fn rendezvous(&self, restart: u16) -> Result<Rendezvous, Error> {
         match &self.nodes {
-            None => Meeting::here(self.ranks, restart),
-            Some(nodes) => Meeting::across(nodes, nodes.count * self.ranks, restart),
+            None => Rendezvous::here(self.ranks, restart),
+            Some(nodes) => Rendezvous::across(nodes, nodes.count * self.ranks, restart),
         }
     }
 
     /// Starts all ranks and returns when all have ended and the job is not restarted.
-    pub(crate) fn run_by(&self, launcher: &mut Launcher, take: Arc<dyn Take>) -> Result<Outcome, Error> {
+    pub(crate) fn run_by(
+        &self,
+        launcher: &mut Launcher,
+        sink: Arc<dyn OutputSink>,
+    ) -> Result<Outcome, Error> {
         self.check_files(0)?;
         let Launcher { runtime, events, inbox, files, started } = launcher;
-        let (voice, speaker) = voice(runtime, take.clone())?;
+        let (messages, writer) = message_writer(runtime, sink.clone())?;
         let mut restart = 0;
         let ended = loop {
-            let meeting = self.meeting(restart);
-            let run =
-                |meeting| self.run_once(meeting, runtime, (events, inbox), (files, started), (&voice, &take));
-            match meeting.and_then(run).map(|ended| ended.outcome) {
+            let rendezvous = self.rendezvous(restart);
+            let run = |rendezvous| {
+                self.run_once(rendezvous, runtime, (events, inbox), (files, started), (&messages, &sink))
+            };
+            match rendezvous.and_then(run).map(|ended| ended.outcome) {
                 Ok(Outcome::Code(code)) if restart < self.restarts => {
-                    match self.next_start(restart, runtime, inbox, &voice) {
+                    match self.next_start(restart, runtime, inbox, &messages) {
                         NextStart::Number(next) => restart = next,
                         NextStart::Never => break Ok(Outcome::Code(code)),
                         NextStart::Stopped(signal) => {
@@ -155,11 +160,11 @@ impl Job {
                 }
                 ended => break ended,
             }
-            voice.send(format!("starting the job again, {restart} of at most {} times", self.restarts));
+            messages.send(format!("starting the job again, {restart} of at most {} times", self.restarts));
         };
-        drop(voice);
+        drop(messages);
         // Messages that precede the error are printed before it.
-        let _ = speaker.join_by(runtime.deadline(PATIENCE));
+        let _ = writer.join_by(runtime.deadline(END_LIMIT));
         ended
     }
 
@@ -169,12 +174,12 @@ impl Job {
         failed: u16,
         runtime: &Runtime,
         inbox: &mut Receiver<Event>,
-        voice: &Mailbox<String>,
+        messages: &Mailbox<String>,
     ) -> NextStart {
         match &self.nodes {
             Some(nodes) if nodes.index > 0 => {
                 restart::follow_first_machine(nodes, failed, self.restarts, runtime, inbox, |words| {
-                    voice.send(words)
+                    messages.send(words)
                 })
             }
             _ => NextStart::Number(failed + 1),
@@ -184,33 +189,33 @@ impl Job {
     /// Starts the ranks with the given rendezvous, and returns when all have ended.
     pub(super) fn run_at(
         &self,
-        meeting: Meeting,
+        rendezvous: Rendezvous,
         launcher: &mut Launcher,
-        take: &Arc<dyn Take>,
+        sink: &Arc<dyn OutputSink>,
     ) -> Result<Ended, Error> {
-        let hosted = if meeting.is_hosted() { meeting.world_size() } else { 0 };
+        let hosted = if rendezvous.is_hosted() { rendezvous.world_size() } else { 0 };
         files::check(self.ranks, hosted, 0)?;
         let Launcher { runtime, events, inbox, files, started } = launcher;
-        let (voice, speaker) = voice(runtime, take.clone())?;
-        let ended = self.run_once(meeting, runtime, (events, inbox), (files, started), (&voice, take));
-        drop(voice);
-        let _ = speaker.join_by(runtime.deadline(PATIENCE));
+        let (messages, writer) = message_writer(runtime, sink.clone())?;
+        let ended = self.run_once(rendezvous, runtime, (events, inbox), (files, started), (&messages, sink));
+        drop(messages);
+        let _ = writer.join_by(runtime.deadline(END_LIMIT));
         ended
     }
 
     fn run_once(
         &self,
-        meeting: Meeting,
+        rendezvous: Rendezvous,
         runtime: &Runtime,
         (events, inbox): (&Mailbox<Event>, &mut Receiver<Event>),
         (files, started): (&files::OriginalLimit, &Started),
-        (voice, take): (&Mailbox<String>, &Arc<dyn Take>),
+        (messages, sink): (&Mailbox<String>, &Arc<dyn OutputSink>),
     ) -> Result<Ended, Error> {
-        let limits = [self.last_words, self.grace];
-        let mut watch = Watch::new(runtime, voice, self.first, limits, meeting, started);
+        let limits = [self.report_grace, self.grace];
+        let mut watch = Watch::new(runtime, messages, self.first, limits, rendezvous, started);
         for local in 0..self.ranks {
-            let child = self.start(local, &watch.meeting, files, started);
-            let added = child.and_then(|child| watch.add(child, events, take));
+            let child = self.start(local, &watch.rendezvous, files, started);
+            let added = child.and_then(|child| watch.add(child, events, sink));
             if let Err(error) = added {
                 watch.kill_all();
                 return Err(error);
@@ -223,7 +228,7 @@ impl Job {
     fn start(
         &self,
         local: usize,
-        meeting: &Meeting,
+        rendezvous: &Rendezvous,
         files: &files::OriginalLimit,
         started: &Started,
     ) -> Result<Child, Error> {
@@ -231,7 +236,7 @@ impl Job {
         let failed = |source| Error::Start { program: self.program.clone(), rank, source };
         let mut command = child::command(&self.program, &self.arguments).map_err(failed)?;
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
-        meeting.set_env(&mut command);
+        rendezvous.set_env(&mut command);
         files.set_env(&mut command);
         command.env("RANK", rank.to_string()).env("LOCAL_RANK", local.to_string());
         command.env("LOCAL_WORLD_SIZE", self.ranks.to_string());
@@ -271,15 +276,18 @@ pub(crate) fn in_a_job<T>(
 /// Default number of processes.
 const RANKS_DEFAULT: usize = 2;
 
-/// Starts a thread that writes this process's messages. `take` may block for any time, and the end of the job
+/// Starts a thread that writes this process's messages. `sink` may block for any time, and the end of the job
 /// must not wait for it.
-pub(super) fn voice(runtime: &Runtime, take: Arc<dyn Take>) -> Result<(Mailbox<String>, Task<()>), Error> {
-    let (voice, mut words) = runtime.mailbox::<String>();
+pub(super) fn message_writer(
+    runtime: &Runtime,
+    sink: Arc<dyn OutputSink>,
+) -> Result<(Mailbox<String>, Task<()>), Error> {
+    let (messages, mut words) = runtime.mailbox::<String>();
     let speak = move || {
         while let Ok(text) = words.receive(None) {
-            take.say(&text);
+            sink.say(&text);
         }
     };
-    let speaker = runtime.spawn("voice", speak).map_err(Error::Thread)?;
-    Ok((voice, speaker))
+    let writer = runtime.spawn("messages", speak).map_err(Error::Thread)?;
+    Ok((messages, writer))
 }

@@ -36,13 +36,13 @@ impl fmt::Display for Stream {
 }
 
 /// A sink for the output of the ranks and of the launcher.
-pub(crate) trait Take: Send + Sync {
+pub(crate) trait OutputSink: Send + Sync {
     /// Writes one line, which includes its newline.
     ///
     /// # Errors
     /// Returns an error if the line cannot be written. The job then ends, as a pipeline does if its reader
     /// has closed it.
-    fn take(&self, rank: usize, stream: Stream, line: &[u8]) -> Result<(), Error>;
+    fn write_line(&self, rank: usize, stream: Stream, line: &[u8]) -> Result<(), Error>;
 
     /// Writes a message of the launcher.
     fn say(&self, text: &str) {
@@ -50,11 +50,11 @@ pub(crate) trait Take: Send + Sync {
     }
 }
 
-/// Passes each line to `take` until the rank closes its end. Adds a newline to the last line if it has none.
+/// Passes each line to `sink` until the rank closes its end. Adds a newline to the last line if it has none.
 fn read_lines(
     rank: usize,
     source: impl Read,
-    take: impl Fn(&[u8]) -> Result<(), Error>,
+    sink: impl Fn(&[u8]) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let mut source = BufReader::new(source);
     let mut line = Vec::new();
@@ -71,7 +71,7 @@ fn read_lines(
             line.push(b'\n');
         }
         if !is_rest {
-            take(&line)?;
+            sink(&line)?;
         }
         line.clear();
     }
@@ -91,14 +91,14 @@ pub(super) fn reader(
     stream: Stream,
     mut source: impl Read + Send + 'static,
     events: &Mailbox<Event>,
-    take: &Arc<dyn Take>,
+    sink: &Arc<dyn OutputSink>,
 ) -> Result<Reader, Error> {
     let is_passing = Arc::new(AtomicBool::new(false));
-    let (events, take, passing) = (events.clone(), take.clone(), is_passing.clone());
+    let (events, sink, passing) = (events.clone(), sink.clone(), is_passing.clone());
     let read = move || {
         let pass = |line: &[u8]| {
             passing.store(true, Ordering::Relaxed);
-            let passed = take.take(rank, stream, line);
+            let passed = sink.write_line(rank, stream, line);
             passing.store(false, Ordering::Relaxed);
             passed
         };
@@ -152,8 +152,8 @@ impl Forward {
     }
 }
 
-impl Take for Forward {
-    fn take(&self, rank: usize, stream: Stream, line: &[u8]) -> Result<(), Error> {
+impl OutputSink for Forward {
+    fn write_line(&self, rank: usize, stream: Stream, line: &[u8]) -> Result<(), Error> {
         if let Some(Log { path, file }) = self.logs.get(&rank) {
             let written = file.lock().unwrap_or_else(PoisonError::into_inner).write_all(line);
             written.map_err(|source| Error::Write { path: path.clone(), source })?;

@@ -8,8 +8,8 @@ mod front;
 mod hosts;
 mod job;
 mod lines;
-mod meeting;
 mod numa;
+mod rendezvous;
 mod restart;
 mod secret;
 mod signals;
@@ -26,9 +26,9 @@ pub(crate) use files::needed as files_needed;
 pub(crate) use front::{in_launcher, is_launcher};
 pub(crate) use hosts::PART;
 pub(crate) use job::{Job, Launcher, in_a_job};
-pub(crate) use lines::{Stream, Take};
-pub(crate) use meeting::Nodes;
+pub(crate) use lines::{OutputSink, Stream};
 pub(crate) use numa::{NumaNode, nodes as numa_nodes};
+pub(crate) use rendezvous::Nodes;
 
 use crate::Error;
 use crate::address::Address;
@@ -156,7 +156,7 @@ fn launch_on(hosts: Vec<Host>, arguments: &Arguments) -> Result<Outcome, Error> 
     if let Some(folder) = &arguments.log_dir {
         forward = forward.with_logs(folder, 0..job.world_size())?;
     }
-    job.run(&(Arc::new(forward) as Arc<dyn Take>))
+    job.run(&(Arc::new(forward) as Arc<dyn OutputSink>))
 }
 
 fn launch_here(arguments: &Arguments) -> Result<Outcome, Error> {

@@ -14,7 +14,7 @@ use signal_hook::low_level::emulate_default_handler;
 
 use super::child;
 use super::job::NextStart;
-use super::meeting::Nodes;
+use super::rendezvous::Nodes;
 use super::watch::Event;
 
 /// Maximum time between two starts of the first machine.

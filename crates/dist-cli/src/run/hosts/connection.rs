@@ -12,8 +12,8 @@ use rustix::process::Signal;
 use serde::Serialize;
 
 use super::super::child::{self, Running, Started};
-use super::super::lines::Take;
-use super::super::watch::PATIENCE;
+use super::super::lines::OutputSink;
+use super::super::watch::END_LIMIT;
 use super::wire::{Greeting, HostReport, receive, send};
 use crate::Error;
 
@@ -83,7 +83,7 @@ impl HostConnection {
         reach: &RemoteShell,
         subcommand: &str,
         (runtime, started): (&Runtime, &Started),
-        take: &Arc<dyn Take>,
+        sink: &Arc<dyn OutputSink>,
         tell: impl Fn(HostMessage) + Send + 'static,
     ) -> Result<Self, Error> {
         let program = OsString::from(&reach.ssh[0]);
@@ -96,12 +96,12 @@ impl HostConnection {
         let running = Running::new(ssh);
         let pid = running.pid();
         let said = Said::default();
-        let errors = said.clone().collect(error, host, runtime, take)?;
-        let (heard, take, end) = (said.clone(), take.clone(), runtime.clone());
+        let errors = said.clone().collect(error, host, runtime, sink)?;
+        let (heard, sink, end) = (said.clone(), sink.clone(), runtime.clone());
         let listen = move || {
-            pass_on(output, &heard, &take, &tell);
+            forward(output, &heard, &sink, &tell);
             // A process that is left on the host may hold the pipe open.
-            let _ = errors.join_by(end.deadline(PATIENCE));
+            let _ = errors.join_by(end.deadline(END_LIMIT));
             let _ = child::wait_for_end(pid);
             tell(HostMessage::Gone);
         };
@@ -153,10 +153,10 @@ impl Drop for HostConnection {
 }
 
 /// Forwards the messages of a host until its end.
-fn pass_on(
+fn forward(
     mut output: BufReader<ChildStdout>,
     said: &Said,
-    take: &Arc<dyn Take>,
+    sink: &Arc<dyn OutputSink>,
     tell: &impl Fn(HostMessage),
 ) {
     let mut line = String::new();
@@ -165,14 +165,18 @@ fn pass_on(
         if let Some(greeting) = Greeting::parse(&line) {
             said.lock().is_greeted = true;
             tell(HostMessage::Greeting(greeting));
-            return pass_reports_on(output, take, tell);
+            return forward_reports(output, sink, tell);
         }
         said.lock().note(&line);
         line.clear();
     }
 }
 
-fn pass_reports_on(mut output: BufReader<ChildStdout>, take: &Arc<dyn Take>, tell: &impl Fn(HostMessage)) {
+fn forward_reports(
+    mut output: BufReader<ChildStdout>,
+    sink: &Arc<dyn OutputSink>,
+    tell: &impl Fn(HostMessage),
+) {
     // Anything other than a report is treated as the end of the connection, which is reported.
     while let Ok(Some(report)) = receive(&mut output) {
         let HostReport::Line { rank, stream, bytes } = report else {
@@ -183,7 +187,7 @@ fn pass_reports_on(mut output: BufReader<ChildStdout>, take: &Arc<dyn Take>, tel
         if output.read_exact(&mut text).is_err() {
             return;
         }
-        if let Err(error) = take.take(rank, stream, &text) {
+        if let Err(error) = sink.write_line(rank, stream, &text) {
             tell(HostMessage::Unwritable(error));
             return;
         }
@@ -226,9 +230,9 @@ impl Said {
         mut error: BufReader<ChildStderr>,
         host: &str,
         runtime: &Runtime,
-        take: &Arc<dyn Take>,
+        sink: &Arc<dyn OutputSink>,
     ) -> Result<Task<()>, Error> {
-        let (host, take) = (host.to_owned(), take.clone());
+        let (host, sink) = (host.to_owned(), sink.clone());
         let collect = move || {
             let mut line = Vec::new();
             while error.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
@@ -236,7 +240,7 @@ impl Said {
                 let mut words = self.lock();
                 if words.is_greeted {
                     drop(words);
-                    take.say(&format!("host {host}: {}", text.trim_end()));
+                    sink.say(&format!("host {host}: {}", text.trim_end()));
                 } else {
                     words.note(&text);
                 }

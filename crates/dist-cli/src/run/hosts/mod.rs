@@ -24,11 +24,11 @@ use self::connection::{HostConnection, HostMessage, RemoteShell};
 use self::wire::{Greeting, HostReport, Order, Part, Place};
 use super::child::{self, Started, check_program};
 use super::cores::Bind;
-use super::job::voice;
-use super::lines::Take;
+use super::job::message_writer;
+use super::lines::OutputSink;
 use super::secret::own_name;
 use super::signals::watch_signals;
-use super::watch::{LAST_WORDS, PATIENCE};
+use super::watch::{END_LIMIT, REPORT_GRACE};
 use crate::Error;
 use crate::address::Address;
 use crate::outcome::{Outcome, Stop};
@@ -121,25 +121,25 @@ impl HostsJob {
     }
 
     /// Runs the job, restarts it after failures up to the limit, and returns when no host runs a part of it.
-    pub(super) fn run(&self, take: &Arc<dyn Take>) -> Result<Outcome, Error> {
+    pub(super) fn run(&self, sink: &Arc<dyn OutputSink>) -> Result<Outcome, Error> {
         let runtime = Runtime::system();
         let (events, mut inbox) = runtime.mailbox();
         let started = Started::default();
         let signalled = events.clone();
         watch_signals(&runtime, move |signal| signalled.send(HostsEvent::Signalled(signal)), &started)?;
-        let (voice, speaker) = voice(&runtime, take.clone())?;
+        let (messages, writer) = message_writer(&runtime, sink.clone())?;
         let mut restart = 0;
         let ended = loop {
-            let start = JobStart::connect(self, &runtime, (&events, &started), (&voice, take));
+            let start = JobStart::connect(self, &runtime, (&events, &started), (&messages, sink));
             match start.and_then(|start| start.run(restart, &mut inbox)) {
                 Ok(Outcome::Code(_)) if restart < self.restarts => restart += 1,
                 ended => break ended,
             }
-            voice.send(format!("starting the job again, {restart} of at most {} times", self.restarts));
+            messages.send(format!("starting the job again, {restart} of at most {} times", self.restarts));
         };
-        drop(voice);
+        drop(messages);
         // Messages that precede the error are printed before it.
-        let _ = speaker.join_by(runtime.deadline(PATIENCE));
+        let _ = writer.join_by(runtime.deadline(END_LIMIT));
         ended
     }
 
@@ -187,7 +187,7 @@ fn environment(variables: impl Iterator<Item = (OsString, OsString)>) -> Vec<(Os
 enum JobPhase {
     Running,
     /// A rank has failed, and the others have time to report their errors.
-    LastWords(Deadline),
+    Reporting(Deadline),
     Ending(Deadline),
     Killed,
 }
@@ -197,7 +197,7 @@ struct JobStart<'a> {
     job: &'a HostsJob,
     runtime: Runtime,
     connections: Vec<HostConnection>,
-    voice: Mailbox<String>,
+    messages: Mailbox<String>,
     phase: JobPhase,
     /// The parts of all hosts except the first, until the coordinator listens.
     waiting: Vec<Part>,
@@ -219,18 +219,18 @@ impl<'a> JobStart<'a> {
         job: &'a HostsJob,
         runtime: &Runtime,
         (events, started): (&Mailbox<HostsEvent>, &Started),
-        (voice, take): (&Mailbox<String>, &Arc<dyn Take>),
+        (messages, sink): (&Mailbox<String>, &Arc<dyn OutputSink>),
     ) -> Result<Self, Error> {
         let connections = job.hosts.iter().enumerate().map(|(index, (host, _))| {
             let events = events.clone();
             let tell = move |heard| events.send(HostsEvent::Host(index, heard));
-            HostConnection::start(&host.name, &job.reach, PART, (runtime, started), take, tell)
+            HostConnection::start(&host.name, &job.reach, PART, (runtime, started), sink, tell)
         });
         Ok(Self {
             job,
             runtime: runtime.clone(),
             connections: connections.collect::<Result<_, _>>()?,
-            voice: voice.clone(),
+            messages: messages.clone(),
             phase: JobPhase::Running,
             waiting: Vec::new(),
             ended: vec![false; job.hosts.len()],
@@ -283,7 +283,9 @@ impl<'a> JobStart<'a> {
                     let silent = greetings.iter().position(Option::is_none).expect("one is missing");
                     return Err(self.silent(silent));
                 }
-                Err(Unavailable::Closed) => unreachable!("the thread that receives signals keeps the channel open"),
+                Err(Unavailable::Closed) => {
+                    unreachable!("the thread that receives signals keeps the channel open")
+                }
             }
         }
         Ok(Some(greetings.into_iter().flatten().collect()))
@@ -354,10 +356,12 @@ impl<'a> JobStart<'a> {
                         connection.send(&Part { coordinator: Place::There(at.clone()), ..part });
                     }
                 }
-                Ok(HostsEvent::Host(host, heard)) => self.hear(host, heard)?,
-                Ok(HostsEvent::Signalled(signal)) => self.pass_on(signal),
+                Ok(HostsEvent::Host(host, heard)) => self.handle(host, heard)?,
+                Ok(HostsEvent::Signalled(signal)) => self.forward(signal),
                 Err(Unavailable::TimedOut) => self.escalate(),
-                Err(Unavailable::Closed) => unreachable!("the thread that receives signals keeps the channel open"),
+                Err(Unavailable::Closed) => {
+                    unreachable!("the thread that receives signals keeps the channel open")
+                }
             }
         }
         Ok(())
@@ -365,12 +369,12 @@ impl<'a> JobStart<'a> {
 
     fn deadline(&self) -> Option<Deadline> {
         match self.phase {
-            JobPhase::LastWords(deadline) | JobPhase::Ending(deadline) => Some(deadline),
+            JobPhase::Reporting(deadline) | JobPhase::Ending(deadline) => Some(deadline),
             JobPhase::Running | JobPhase::Killed => None,
         }
     }
 
-    fn hear(&mut self, host: usize, heard: HostMessage) -> Result<(), Error> {
+    fn handle(&mut self, host: usize, heard: HostMessage) -> Result<(), Error> {
         match heard {
             HostMessage::HostReport(HostReport::Said(text)) => self.say(host, &text),
             HostMessage::HostReport(HostReport::Failed { code, text }) => {
@@ -434,7 +438,7 @@ impl<'a> JobStart<'a> {
     fn begin_end(&mut self) {
         self.dismiss_waiting();
         if let JobPhase::Running = self.phase {
-            self.phase = JobPhase::LastWords(self.runtime.deadline(LAST_WORDS));
+            self.phase = JobPhase::Reporting(self.runtime.deadline(REPORT_GRACE));
         }
     }
 
@@ -443,7 +447,7 @@ impl<'a> JobStart<'a> {
         self.order(signal);
         if !matches!(self.phase, JobPhase::Ending(_) | JobPhase::Killed) {
             // A host kills its ranks after the grace period, and reports that.
-            self.phase = JobPhase::Ending(self.runtime.deadline(self.job.grace + 2 * PATIENCE));
+            self.phase = JobPhase::Ending(self.runtime.deadline(self.job.grace + 2 * END_LIMIT));
         }
     }
 
@@ -452,9 +456,11 @@ impl<'a> JobStart<'a> {
     }
 
     /// Forwards a signal to the ranks of all hosts.
-    fn pass_on(&mut self, signal: i32) {
+    fn forward(&mut self, signal: i32) {
         match signal {
-            SIGTSTP => self.voice.send("SIGTSTP is ignored: a job on several hosts cannot be stopped temporarily".to_owned()),
+            SIGTSTP => self
+                .messages
+                .send("SIGTSTP is ignored: a job on several hosts cannot be stopped temporarily".to_owned()),
             SIGUSR1 | SIGUSR2 => self.order(signal),
             _ => {
                 self.stopped = self.stopped.or(Some(Stop::Signal(signal)));
@@ -466,13 +472,14 @@ impl<'a> JobStart<'a> {
     /// Takes the next step of ending the job after a deadline has passed.
     fn escalate(&mut self) {
         match self.phase {
-            JobPhase::LastWords(_) => self.end_with(SIGTERM),
+            JobPhase::Reporting(_) => self.end_with(SIGTERM),
             JobPhase::Ending(_) => {
                 let open = self.connections.iter().filter(|connection| connection.is_open());
                 let names =
                     open.clone().map(|connection| connection.host.as_str()).collect::<Vec<_>>().join(", ");
                 open.for_each(HostConnection::kill);
-                self.voice.send(format!("not waiting for hosts that do not end their part of the job: {names}"));
+                self.messages
+                    .send(format!("not waiting for hosts that do not end their part of the job: {names}"));
                 self.code = self.code.or(Some(1));
                 self.phase = JobPhase::Killed;
             }
@@ -481,7 +488,7 @@ impl<'a> JobStart<'a> {
     }
 
     fn say(&self, host: usize, text: &str) {
-        self.voice.send(format!("host {}: {text}", self.connections[host].host));
+        self.messages.send(format!("host {}: {text}", self.connections[host].host));
     }
 }
 

@@ -11,8 +11,8 @@ use signal_hook::consts::SIGHUP;
 
 use super::super::child::check_program;
 use super::super::job::{Job, Launcher};
-use super::super::lines::{Stream, Take};
-use super::super::meeting::Meeting;
+use super::super::lines::{OutputSink, Stream};
+use super::super::rendezvous::Rendezvous;
 use super::super::secret::{SecretFile, own_name};
 use super::super::watch::{Ended, Event};
 use super::wire::{Greeting, HostReport, Order, Part, Place, receive, send};
@@ -51,12 +51,12 @@ fn run_part(
     check_program(&part.program, path.map_or(OsStr::new(""), |(_, folders)| folders))?;
     let secret = Arc::new(SecretFile::received(&own_name(), &part.secret)?);
     let (world_size, restart) = (part.world_size, part.restart);
-    let meeting = match &part.coordinator {
-        Place::Here(at) => Meeting::hosted(at, world_size, restart, &part.job, secret)?,
-        Place::There(at) => Meeting::joined(at, world_size, restart, &part.job, secret),
+    let rendezvous = match &part.coordinator {
+        Place::Here(at) => Rendezvous::hosted(at, world_size, restart, &part.job, secret)?,
+        Place::There(at) => Rendezvous::joined(at, world_size, restart, &part.job, secret),
     };
-    if meeting.is_hosted() {
-        reports.send(&HostReport::Listening(meeting.address().clone()), &[]).map_err(Error::Output)?;
+    if rendezvous.is_hosted() {
+        reports.send(&HostReport::Listening(rendezvous.address().clone()), &[]).map_err(Error::Output)?;
     }
     listen(orders, launcher.runtime(), launcher.events())?;
     let job = Job {
@@ -66,20 +66,20 @@ fn run_part(
         environment: part.environment,
         ..Job::of(part.ranks, part.program, part.arguments)
     };
-    let take: Arc<dyn Take> = reports.clone();
-    job.run_at(meeting, launcher, &take)
+    let sink: Arc<dyn OutputSink> = reports.clone();
+    job.run_at(rendezvous, launcher, &sink)
 }
 
 /// Starts a thread that receives signals. If the connection is closed, the job ends as on SIGHUP.
 fn listen(mut orders: BufReader<Stdin>, runtime: &Runtime, events: &Mailbox<Event>) -> Result<(), Error> {
     let events = events.clone();
-    let pass_on = move || {
+    let forward = move || {
         while let Ok(Some(Order::Signal(signal))) = receive(&mut orders) {
             events.send(Event::Signalled(signal));
         }
         events.send(Event::Signalled(SIGHUP));
     };
-    runtime.spawn("orders", pass_on).map(drop).map_err(Error::Thread)
+    runtime.spawn("orders", forward).map(drop).map_err(Error::Thread)
 }
 
 /// Returns the address of this host by which ssh reached it: the third word of the variable that sshd sets.
@@ -102,8 +102,8 @@ impl Reports {
     }
 }
 
-impl Take for Reports {
-    fn take(&self, rank: usize, stream: Stream, line: &[u8]) -> Result<(), Error> {
+impl OutputSink for Reports {
+    fn write_line(&self, rank: usize, stream: Stream, line: &[u8]) -> Result<(), Error> {
         let report = HostReport::Line { rank, stream, bytes: line.len() };
         self.send(&report, line).map_err(|source| Error::Forward { stream, source })
     }

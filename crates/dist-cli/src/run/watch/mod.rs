@@ -13,22 +13,22 @@ use rustix::process::Signal;
 use signal_hook::consts::{SIGTSTP, SIGUSR1, SIGUSR2};
 
 use super::child::{self, Running, Started};
-use super::lines::{Reader, Stream, Take, reader};
-use super::meeting::Meeting;
+use super::lines::{OutputSink, Reader, Stream, reader};
+use super::rendezvous::Rendezvous;
 use crate::Error;
 use crate::outcome::{Outcome, Stop};
 
 /// Default time for the other ranks to report their errors after the first failure.
-pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
+pub(super) const REPORT_GRACE: Duration = Duration::from_millis(500);
 /// Time for a killed process to disappear, and for output that is still in a pipe to arrive.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const END_LIMIT: Duration = Duration::from_secs(5);
 /// Poll interval for the coordinator's record and for the end of forwarding threads, which send no event.
 const POLL: Duration = Duration::from_millis(5);
 /// Time at the end of a job for reporting ended ranks to the first machine.
 const REPORT_AT_END: Duration = Duration::from_millis(250);
 /// Time after a failure for which the coordinator stays up, so that ranks of other machines learn of the
 /// failure.
-const FAREWELL: Duration = Duration::from_secs(1);
+const COORDINATOR_GRACE: Duration = Duration::from_secs(1);
 
 /// The state of the running job, owned by the main thread.
 pub(super) struct Watch {
@@ -39,11 +39,11 @@ pub(super) struct Watch {
     ranks: Vec<Option<Running>>,
     /// The threads that forward the output of the ranks.
     readers: Vec<Reader>,
-    voice: Mailbox<String>,
+    messages: Mailbox<String>,
     phase: Phase,
-    last_words: Duration,
+    report_grace: Duration,
     grace: Duration,
-    pub(super) meeting: Meeting,
+    pub(super) rendezvous: Rendezvous,
     /// The failed ranks, in the order in which they were reaped.
     failures: Vec<(usize, ExitStatus)>,
     /// The exit code, once the first failure is known.
@@ -69,7 +69,7 @@ pub(super) struct Ended {
 #[derive(Clone, Copy)]
 enum Phase {
     Running,
-    LastWords(Deadline),
+    Reporting(Deadline),
     Terminating(Deadline),
     Killing(Deadline),
 }
@@ -78,10 +78,10 @@ impl Watch {
     /// Creates the state for ranks from `first` on, before any has been started.
     pub(super) fn new(
         runtime: &Runtime,
-        voice: &Mailbox<String>,
+        messages: &Mailbox<String>,
         first: usize,
-        [last_words, grace]: [Duration; 2],
-        meeting: Meeting,
+        [report_grace, grace]: [Duration; 2],
+        rendezvous: Rendezvous,
         started: &Started,
     ) -> Self {
         Self {
@@ -89,11 +89,11 @@ impl Watch {
             first,
             ranks: Vec::new(),
             readers: Vec::new(),
-            voice: voice.clone(),
+            messages: messages.clone(),
             phase: Phase::Running,
-            last_words,
+            report_grace,
             grace,
-            meeting,
+            rendezvous,
             failures: Vec::new(),
             code: None,
             stopped: None,
@@ -107,7 +107,7 @@ impl Watch {
         &mut self,
         mut child: Child,
         events: &Mailbox<Event>,
-        take: &Arc<dyn Take>,
+        sink: &Arc<dyn OutputSink>,
     ) -> Result<(), Error> {
         let rank = self.first + self.ranks.len();
         let output = child.stdout.take().expect("the output is a pipe");
@@ -122,8 +122,8 @@ impl Watch {
             ended.send(Event::Ended(rank));
         };
         self.runtime.spawn("wait", wait).map_err(Error::Thread)?;
-        self.readers.push(reader(&self.runtime, rank, Stream::Output, output, events, take)?);
-        self.readers.push(reader(&self.runtime, rank, Stream::Error, error, events, take)?);
+        self.readers.push(reader(&self.runtime, rank, Stream::Output, output, events, sink)?);
+        self.readers.push(reader(&self.runtime, rank, Stream::Error, error, events, sink)?);
         Ok(())
     }
 
@@ -144,7 +144,7 @@ impl Watch {
             let _ = report.join_by(end);
         }
         let failures = self.failures.iter().map(|&(rank, status)| (rank, child::exit_code(status))).collect();
-        let culprit = self.meeting.aborted().map(|abort| abort.rank);
+        let culprit = self.rendezvous.aborted().map(|abort| abort.rank);
         Ok(Ended { outcome: Outcome::of_job(self.code, self.stopped), failures, culprit })
     }
 
@@ -152,7 +152,7 @@ impl Watch {
         while self.running().next().is_some() {
             match inbox.receive(self.deadline()) {
                 Ok(Event::Ended(rank)) => self.reap(rank, inbox)?,
-                Ok(event) => self.pass_on(event),
+                Ok(event) => self.forward(event),
                 Err(Unavailable::TimedOut) => self.escalate()?,
                 Err(Unavailable::Closed) => {
                     unreachable!("the thread that receives signals keeps the channel open")
@@ -169,7 +169,7 @@ impl Watch {
     fn deadline(&self) -> Option<Deadline> {
         match self.phase {
             Phase::Running => None,
-            Phase::LastWords(deadline) | Phase::Terminating(deadline) | Phase::Killing(deadline) => {
+            Phase::Reporting(deadline) | Phase::Terminating(deadline) | Phase::Killing(deadline) => {
                 Some(deadline)
             }
         }
@@ -187,7 +187,7 @@ impl Watch {
                     statuses.push((rank, running.reap(&self.started).map_err(Error::Wait)?));
                     next = inbox.try_receive();
                 }
-                event => self.pass_on(event),
+                event => self.forward(event),
             }
         }
         self.report_ended(statuses.iter().map(|(rank, _)| *rank).collect())?;
@@ -200,12 +200,12 @@ impl Watch {
             return Ok(());
         }
         if let Phase::Running = self.phase {
-            self.phase = Phase::LastWords(self.runtime.deadline(self.last_words));
+            self.phase = Phase::Reporting(self.runtime.deadline(self.report_grace));
         }
-        if !matches!(self.phase, Phase::LastWords(_)) || self.failed_culprit().is_some() {
+        if !matches!(self.phase, Phase::Reporting(_)) || self.failed_culprit().is_some() {
             self.name_cause();
         }
-        if let Phase::LastWords(_) = self.phase
+        if let Phase::Reporting(_) = self.phase
             && self.only_an_unresponsive_rank_runs()
         {
             self.escalate()?;
@@ -218,7 +218,7 @@ impl Watch {
     /// nothing is reported.
     fn report_ended(&mut self, ranks: Vec<usize>) -> Result<(), Error> {
         if !self.started.has_orphans() {
-            self.reports.extend(self.meeting.report_ended(ranks, &self.runtime)?);
+            self.reports.extend(self.rendezvous.report_ended(ranks, &self.runtime)?);
         }
         Ok(())
     }
@@ -226,7 +226,7 @@ impl Watch {
     /// Returns `true` if the only running rank is one that does not respond and from which no report is
     /// expected.
     fn only_an_unresponsive_rank_runs(&self) -> bool {
-        let silent = self.meeting.aborted().filter(|abort| abort.cause == Cause::Silent);
+        let silent = self.rendezvous.aborted().filter(|abort| abort.cause == Cause::Silent);
         let silent = silent.and_then(|abort| self.ranks.get(abort.rank.checked_sub(self.first)?));
         matches!(silent, Some(Some(_))) && self.running().count() == 1
     }
@@ -234,7 +234,7 @@ impl Watch {
     /// Returns the failed rank of this machine that the coordinator names as the cause, with its status.
     /// Ranks that report the failure may end before that rank does.
     fn failed_culprit(&self) -> Option<(usize, ExitStatus, Abort)> {
-        let abort = self.meeting.aborted()?;
+        let abort = self.rendezvous.aborted()?;
         let failure = self.failures.iter().find(|(rank, _)| *rank == abort.rank);
         failure.map(|&(rank, status)| (rank, status, abort))
     }
@@ -242,37 +242,37 @@ impl Watch {
     /// After the end of all ranks, waits until the coordinator has received their reports.
     fn await_record(&mut self, inbox: &mut Receiver<Event>) {
         // A single failure is certainly the first.
-        if self.code.is_some() || self.failures.len() < 2 || !self.meeting.is_hosted() {
+        if self.code.is_some() || self.failures.len() < 2 || !self.rendezvous.is_hosted() {
             return;
         }
-        let Phase::LastWords(deadline) = self.phase else { return };
-        let deadline = deadline.earlier(self.runtime.deadline(LAST_WORDS));
-        while self.meeting.aborted().is_none() && !self.runtime.expired(deadline) {
+        let Phase::Reporting(deadline) = self.phase else { return };
+        let deadline = deadline.earlier(self.runtime.deadline(REPORT_GRACE));
+        while self.rendezvous.aborted().is_none() && !self.runtime.expired(deadline) {
             if let Ok(event) = inbox.receive(Some(self.runtime.deadline(POLL))) {
                 // There are no ranks to forward a signal to.
-                self.hear(event);
+                self.handle(event);
             }
         }
     }
 
     /// Keeps the coordinator up until the ranks of other machines have left, or, after a failure, until
-    /// [`FAREWELL`] has passed.
+    /// [`COORDINATOR_GRACE`] has passed.
     fn await_other_machines(&mut self, inbox: &mut Receiver<Event>) {
-        if self.meeting.world_size() == self.ranks.len() {
+        if self.rendezvous.world_size() == self.ranks.len() {
             return;
         }
         let mut farewell = None;
         // If the world did not start because a rank has ended, further ranks may still be about to join.
         let is_missed = |abort: Abort| matches!(abort.cause, Cause::NotJoined | Cause::NotInTime { .. });
-        while self.meeting.present() > 0 || self.meeting.aborted().is_some_and(is_missed) {
-            if self.code.is_some() || self.meeting.aborted().is_some() {
-                let end = *farewell.get_or_insert_with(|| self.runtime.deadline(FAREWELL));
+        while self.rendezvous.present() > 0 || self.rendezvous.aborted().is_some_and(is_missed) {
+            if self.code.is_some() || self.rendezvous.aborted().is_some() {
+                let end = *farewell.get_or_insert_with(|| self.runtime.deadline(COORDINATOR_GRACE));
                 if self.runtime.expired(end) {
                     break;
                 }
             }
             let event = inbox.receive(Some(self.runtime.deadline(POLL))).ok();
-            if let Some(signal) = event.and_then(|event| self.hear(event)) {
+            if let Some(signal) = event.and_then(|event| self.handle(event)) {
                 self.say(&format!(
                     "{}: not waiting for the ranks of other machines",
                     child::signal_name(signal)
@@ -283,7 +283,7 @@ impl Watch {
         }
         // Another machine may have failed after all ranks of this machine succeeded.
         if self.code.is_none()
-            && let Some(abort) = self.meeting.aborted()
+            && let Some(abort) = self.rendezvous.aborted()
         {
             self.say(&format!("the job failed on another machine: {}", explain(&abort)));
             self.code = Some(1);
@@ -300,16 +300,16 @@ impl Watch {
             let has_waited = unfinished.is_some();
             self.readers.extend(unfinished.map(|task| Reader { task, is_passing }));
             while let Some(event) = inbox.try_receive() {
-                if self.hear(event).is_some() {
+                if self.handle(event).is_some() {
                     self.code = self.code.or(self.stop_code());
-                    idle = PATIENCE;
+                    idle = END_LIMIT;
                 }
             }
             let is_passing = self.readers.iter().any(|reader| reader.is_passing.load(Ordering::Relaxed));
             if has_waited && (!is_passing || self.stopped.is_some()) {
                 idle += POLL;
             }
-            if idle >= PATIENCE {
+            if idle >= END_LIMIT {
                 if is_passing {
                     self.say("discarding output, because its reader does not take it");
                     self.code = self.code.or(self.stop_code());
@@ -335,19 +335,19 @@ impl Watch {
             }
             // The rank that caused the failure may still run, or have exited with 0.
             None => {
-                let cause = self.meeting.aborted().map(|abort| format!("{}; ", explain(&abort)));
+                let cause = self.rendezvous.aborted().map(|abort| format!("{}; ", explain(&abort)));
                 let failed = format!("rank {first} {}", child::describe(first_status));
                 (first_status, cause.unwrap_or_default() + &failed)
             }
         };
         self.code = Some(child::exit_code(status));
-        if let Phase::LastWords(_) = self.phase {
+        if let Phase::Reporting(_) = self.phase {
             self.say(&format!("{text}; ending the others"));
         }
     }
 
     /// Handles an event. Returns a signal if it ends the job.
-    fn hear(&mut self, event: Event) -> Option<i32> {
+    fn handle(&mut self, event: Event) -> Option<i32> {
         match event {
             // While ranks run, `watch` handles this event.
             Event::Ended(_) => None,
@@ -382,8 +382,8 @@ impl Watch {
     }
 
     /// Handles an event, and forwards a signal to every rank.
-    fn pass_on(&mut self, event: Event) {
-        let Some(signal) = self.hear(event) else { return };
+    fn forward(&mut self, event: Event) {
+        let Some(signal) = self.handle(event) else { return };
         self.name_cause();
         self.say_forwarded(signal);
         if let Some(signal) = Signal::from_named_raw(signal) {
@@ -446,13 +446,13 @@ impl Watch {
     fn escalate(&mut self) -> Result<(), Error> {
         match self.phase {
             Phase::Running => {}
-            Phase::LastWords(_) => {
+            Phase::Reporting(_) => {
                 self.name_cause();
                 self.end_with(Signal::TERM);
             }
             Phase::Terminating(_) => {
                 self.kill_all();
-                self.phase = Phase::Killing(self.runtime.deadline(PATIENCE));
+                self.phase = Phase::Killing(self.runtime.deadline(END_LIMIT));
             }
             Phase::Killing(_) => {
                 let pids = self.running().map(|running| running.pid().as_raw_nonzero().get()).collect();
@@ -467,7 +467,7 @@ impl Watch {
     }
 
     fn say(&self, text: &str) {
-        self.voice.send(text.to_owned());
+        self.messages.send(text.to_owned());
     }
 }
 

@@ -43,7 +43,7 @@ const REPORT_LIMIT: Duration = Duration::from_secs(60);
 
 /// The rendezvous of one start of a job.
 #[derive(Debug)]
-pub(super) struct Meeting {
+pub(super) struct Rendezvous {
     job: String,
     /// Number of restarts before this start.
     restart: u16,
@@ -54,7 +54,7 @@ pub(super) struct Meeting {
     coordinator: Option<Coordinator>,
 }
 
-impl Meeting {
+impl Rendezvous {
     /// Creates the rendezvous of a job on this machine only. No other process can join it.
     pub(super) fn here(world_size: usize, restart: u16) -> Result<Self, Error> {
         let job = own_name();
@@ -102,13 +102,13 @@ impl Meeting {
         if nodes.index > 0 {
             return Ok(Self::joined(&address, world_size, restart, &job, secret));
         }
-        let meeting = Self::hosted(&address, world_size, restart, &job, secret)?;
-        if let Some(at) = meeting.coordinator.as_ref().map(Coordinator::address)
+        let rendezvous = Self::hosted(&address, world_size, restart, &job, secret)?;
+        if let Some(at) = rendezvous.coordinator.as_ref().map(Coordinator::address)
             && at.ip().is_loopback()
         {
             tracing::warn!(%address, %at, "the job's address is a loopback address, which no other machine can reach");
         }
-        Ok(meeting)
+        Ok(rendezvous)
     }
 
     /// Sets the variables that describe the job to a rank, and removes those of a surrounding launcher's job.
