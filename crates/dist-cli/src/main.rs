@@ -47,7 +47,7 @@ enum Command {
     Tune(tune::Arguments),
     /// Report the environment of the ranks, the speed between them, and what could be improved
     Doctor(doctor::Arguments),
-    /// Start jobs in which one rank is killed, stopped or delayed, and check the errors of the other ranks
+    /// Start jobs, kill, stop or delay one rank of each, and check the errors of the other ranks
     Chaos(chaos::Arguments),
     /// Prove every schedule for all world sizes up to a limit, and check that wrong schedules are rejected
     Verify(verify::Arguments),

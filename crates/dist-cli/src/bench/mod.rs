@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
     /// Name of the algorithm, or auto to choose by size and number of ranks; an unknown name lists all names
     #[arg(long, default_value = "auto", value_name = "NAME")]
     algorithm: String,
-    /// Order in which elements are reduced
+    /// Order of the reduction
     #[arg(long, default_value = "canonical", value_parser = crate::parse::order())]
     order: ReductionOrder,
     /// Memory that an all_reduce works on, and that reduce_scatter, all_gather and all_to_all read

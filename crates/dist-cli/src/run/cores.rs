@@ -16,7 +16,7 @@ pub(super) const CORES: &str = "DISTCTL_CORES";
 pub(crate) enum Bind {
     /// An equal share of the cores that distctl may use; with more ranks than cores, ranks share cores evenly
     Cores,
-    /// As cores, but each rank within a NUMA node, on whose memory its own then is
+    /// Like cores, but each rank stays within a NUMA node and uses the memory of that node
     Numa,
     /// Not bound: the system chooses the cores
     None,

@@ -62,7 +62,7 @@ struct CollectiveArguments {
     /// Name of the algorithm, all for all of them, or auto for the one that would be chosen
     #[arg(long, default_value = "all", value_name = "NAME")]
     algorithm: String,
-    /// Order in which elements are reduced; only algorithms that keep it are predicted
+    /// Order of the reduction; only algorithms that keep it are predicted
     #[arg(long, default_value = "canonical", value_parser = crate::parse::order())]
     order: ReductionOrder,
     #[command(flatten)]

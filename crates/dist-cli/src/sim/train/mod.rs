@@ -54,7 +54,7 @@ pub(super) struct Arguments {
     /// Bytes of a parameter and of a gradient: 2 (bf16), 4 or 8; the optimizer keeps two numbers of this size, but at least 4 bytes each
     #[arg(long = "element-bytes", value_name = "BYTES", default_value = "4", value_parser = element)]
     element: FloatType,
-    /// Order in which elements are reduced
+    /// Order of the reduction
     #[arg(long, default_value = "canonical", value_parser = crate::parse::order())]
     order: ReductionOrder,
     #[command(flatten)]
