@@ -185,7 +185,7 @@ impl Summary {
     fn table(&self) -> String {
         let head = format!(
             "{:<10} {:>7} {:>7} {:>9} {:>12} {:>9} {:>9}",
-            "fault", "jobs", "right", "calls", "heard ms p50", "p99", "max"
+            "fault", "jobs", "right", "calls", "error ms p50", "p99", "max"
         );
         let rows = Kind::ALL.into_iter().filter_map(|kind| self.row(kind));
         std::iter::once(head).chain(rows).collect::<Vec<_>>().join("\n")
