@@ -16,7 +16,8 @@ use crate::world::{CORE_WORDS, Placement, World};
 
 type Inbox = Arc<Mutex<Vec<(usize, Tag, Packet)>>>;
 
-/// Packets as messages between threads. Neighbours in the queue of one sender change places, as packets of MPI may.
+/// A wire whose packets are messages between threads. Neighbours in the queue of one sender change places, as
+/// packets of MPI may.
 struct MemoryWire {
     rank: usize,
     inboxes: Vec<Inbox>,
@@ -81,7 +82,7 @@ fn run(world_size: usize, program: &TransportProgram, join: fn(Arc<World>) -> Bo
     }
 }
 
-/// Messages alone.
+/// A fabric with messages only.
 struct Messages;
 
 impl Fabric for Messages {
@@ -98,7 +99,7 @@ impl Fabric for Messages {
     }
 }
 
-/// Messages, with shared memory beside them.
+/// A fabric with messages and shared memory.
 struct WithMemory;
 
 impl Fabric for WithMemory {

@@ -75,7 +75,7 @@ pub fn init_transport() -> Result<MpiTransport> {
     MpiOptions::new().init_transport()
 }
 
-/// The way in which a process joins a job through MPI. All ranks use the same options.
+/// The options for joining a job through MPI. All ranks use the same options.
 ///
 /// ```no_run
 /// use std::time::Duration;

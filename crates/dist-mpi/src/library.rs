@@ -39,7 +39,7 @@ pub(crate) fn start() -> Result<Arc<World>, Error> {
     Ok(world)
 }
 
-/// The thread that owns MPI, from its initialisation to its end.
+/// Runs the thread that owns MPI, from its initialisation to its end.
 fn own_library(started: &dyn Fn(Result<Arc<World>, Error>)) {
     let Some((universe, level)) = initialize_with_threading(Threading::Serialized) else {
         return started(Err(Error::AlreadyInitialized));
@@ -102,7 +102,7 @@ fn index(number: c_int) -> usize {
     usize::try_from(number).expect("MPI counts from 0")
 }
 
-/// Packets as requests of MPI: some receives that always wait, and sends.
+/// A wire whose packets are requests of MPI: some receives that always wait, and sends.
 ///
 /// The slots and requests have the same indexes. The first slots receive.
 struct MpiWire {
@@ -208,7 +208,7 @@ impl MpiWire {
     fn cancel_receives(&mut self) -> io::Result<()> {
         for slot in 0..self.receives {
             let request = &raw mut self.requests[slot];
-            // SAFETY: the request is that of a receive, and no other thread uses it.
+            // SAFETY: the request belongs to a receive, and no other thread uses it.
             check("MPI_Cancel", unsafe { ffi::MPI_Cancel(request) })?;
             // SAFETY: as above; no status is asked for.
             check("MPI_Wait", unsafe { ffi::MPI_Wait(request, ffi::RSMPI_STATUS_IGNORE) })?;
@@ -232,8 +232,8 @@ impl Wire for MpiWire {
         let byte = unsafe { ffi::RSMPI_UINT8_T };
         let (bytes, to, tag) = (to_c_int(bytes), to_c_int(to), tag.encode());
         let request = &raw mut self.requests[slot];
-        // SAFETY: the memory has `bytes` bytes, as asserted above. The slot owns it until `poll` sees that the
-        // request is complete; nobody writes to it.
+        // SAFETY: the memory has `bytes` bytes, as asserted above. The slot owns it until `poll` finds that
+        // the request is complete; no thread writes to it.
         check("MPI_Isend", unsafe { ffi::MPI_Isend(memory, bytes, byte, to, tag, self.comm, request) })
     }
 

@@ -123,7 +123,7 @@ mod tests {
             let record = Abort { cause, rank: 7, reporter: 2, call: Fingerprint([9; Fingerprint::SIZE]) };
             let bytes = encode(&record);
             assert_eq!(decode(&bytes), Some(record));
-            assert_eq!(decode(&bytes[..bytes.len().min(80)]), None, "a part of it is no record");
+            assert_eq!(decode(&bytes[..bytes.len().min(80)]), None, "a part of a record is not a record");
         }
     }
 
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_survives_and_an_empty_one_says_that_the_wait_is_over() {
+    fn a_report_is_decoded_and_an_empty_one_ends_the_wait() {
         let report = WaitReport { waits_for: 3, calls: vec![Fingerprint([1; 48]), Fingerprint([2; 48])] };
         assert_eq!(WaitReport::decode(&report.encode()), Some(report));
         assert_eq!(WaitReport::decode(&[]), None);

@@ -5,7 +5,8 @@ use std::io;
 use bytemuck::cast_slice;
 use dist_transport::cpu::CacheLine;
 
-/// Memory of a packet. It belongs to the wire from the moment it is sent until the library has finished with it.
+/// The memory of a packet. It belongs to the wire from the moment it is sent until the library has finished
+/// with it.
 pub(crate) type Buffer = Vec<CacheLine>;
 
 /// Payload bytes of one packet. Longer messages are cut into packets of this size, so that a copy stays in the

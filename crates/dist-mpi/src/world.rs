@@ -92,12 +92,12 @@ struct Pair {
     queue: VecDeque<Packet>,
     /// Bytes taken from the queue that were not yet credited to the sender.
     uncredited: usize,
-    /// Bytes sent that the receiver has not taken, as far as is known.
+    /// Sent bytes that the receiver is not known to have taken.
     outstanding: usize,
     has_left: bool,
 }
 
-/// Why a packet was not sent.
+/// The reason why a packet was not sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SendState {
     Sent,

@@ -9,7 +9,7 @@ use dist::data::Sampler;
 use dist::parallel::BoxError;
 use dist::prelude::*;
 
-/// The numbers of a micro-batch's examples as a tensor of one column: each example is the number x, and its target
+/// Returns the inputs of a micro-batch as a tensor of one column. An example is a number x with the target
 /// sin(x).
 fn input(examples: &[usize]) -> candle_core::Result<Tensor> {
     let numbers: Vec<f32> = examples.iter().map(|&example| example as f32 / 100.0).collect();

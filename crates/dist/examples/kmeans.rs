@@ -10,8 +10,8 @@ use dist::prelude::*;
 const CENTRES: usize = 3;
 type Point = [f64; 2];
 
-/// A point near (0, 0), (10, 0) or (0, 10). It depends only on its number, so the data are the same on any number of
-/// ranks.
+/// Returns a point near (0, 0), (10, 0) or (0, 10). It depends only on its number, so the data are the same
+/// on any number of ranks.
 fn point(number: usize) -> Point {
     let centre = [[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]][number % CENTRES];
     let noise = |factor: f64| ((number + 1) as f64 * factor).fract() * 4.0 - 2.0;

@@ -30,7 +30,7 @@ fn model() -> Result<Sequence<Tensor>, BoxError> {
     Ok(model.build()?)
 }
 
-/// Each example is a row that repeats a number.
+/// Returns the examples: each is a row that repeats a number.
 fn rows(examples: &[usize]) -> candle_core::Result<Tensor> {
     let numbers: Vec<f32> = examples.iter().map(|&example| example as f32 / 64.0).collect();
     Tensor::from_vec(numbers, (examples.len(), 1), &Device::Cpu)?

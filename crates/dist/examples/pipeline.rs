@@ -14,7 +14,7 @@ use dist::prelude::*;
 const BLOCKS: usize = 4;
 const MICRO_BATCHES: usize = 8;
 
-/// The numbers of a micro-batch's examples as a tensor of one column: each example is the number x, and its target
+/// Returns the inputs of a micro-batch as a tensor of one column. An example is a number x with the target
 /// sin(x).
 fn input(examples: &[usize]) -> candle_core::Result<Tensor> {
     let numbers: Vec<f32> = examples.iter().map(|&example| example as f32 / 100.0).collect();

@@ -25,7 +25,7 @@ fn model() -> Result<Sequence<Tensor>, BoxError> {
     Ok(model.build()?)
 }
 
-/// Row i of an input repeats the number i. Its target is the previous row.
+/// Returns rows: row i of an input repeats the number i, and its target is the previous row.
 fn rows(examples: &[usize], offset: f64) -> candle_core::Result<Tensor> {
     let numbers: Vec<f32> = examples.iter().map(|&example| example as f32 / 256.0).collect();
     let column = Tensor::from_vec(numbers, (examples.len(), 1), &Device::Cpu)?;
@@ -36,7 +36,8 @@ fn main() -> Result<(), BoxError> {
     let mut comm = Communicator::from_env()?;
     let sampler = Sampler { len: 256, seed: 3, batch: 8, micro_batches: 4, ..Sampler::default() };
     sampler.check(&mut comm)?;
-    // Before a block computes, its parameters are gathered. Meanwhile those of the next block are gathered too.
+    // The parameters of a block are gathered before it computes. During its computation those of the next
+    // block are gathered.
     let options = FsdpOptions::new(ShardingStrategy::FullShard).with_prefetch(1);
     let mut fsdp = Fsdp::new(comm, model()?, &options)?;
     let mut optimizer = AdamW::new(AdamWOptions { learning_rate: 0.003, ..AdamWOptions::default() })?;

@@ -10,7 +10,7 @@ use dist::prelude::*;
 use dist::sim::{Fault, Link, Network, When};
 use dist::transport::Cause;
 
-/// The program under test. It takes a communicator, so it works with processes and with simulated ranks.
+/// Runs the program under test. It takes a communicator, so it works with processes and with simulated ranks.
 fn largest_of_means(mut comm: Communicator) -> Result<f32> {
     let mut means = vec![comm.rank() as f32; 250_000];
     comm.all_reduce(&mut means, ReduceOp::Mean)?;
@@ -20,8 +20,8 @@ fn largest_of_means(mut comm: Communicator) -> Result<f32> {
 }
 
 fn main() {
-    // Four ranks on two hosts, with 10 Gbit/s and 20 µs between them. The seed decides the order in which threads
-    // run.
+    // Four ranks on two hosts, with 10 Gbit/s and 20 µs between them. The seed determines the order of the
+    // threads.
     let network = Network::new(4)
         .with_seed(7)
         .with_hosts(&[0, 0, 1, 1])

@@ -73,7 +73,7 @@ mod tests {
 
     #[cfg(not(feature = "mpi"))]
     #[test]
-    fn a_program_without_mpi_says_how_to_get_it() {
+    fn a_program_without_mpi_names_the_feature() {
         let message = init_mpi().unwrap_err().to_string();
         assert!(message.contains("feature mpi"), "{message}");
     }

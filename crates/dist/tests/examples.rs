@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use dist_testkit::process::Port;
 use rstest::rstest;
 
-/// `cargo test` builds programs and examples beside the tests.
+/// Returns the path of a program or example; `cargo test` builds examples next to the tests.
 fn built(name: &str, how: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let program = test.ancestors().nth(2).expect("tests lie in deps").join(name);
@@ -22,7 +22,7 @@ fn example(name: &str) -> PathBuf {
     built(&format!("examples/{name}"), &format!("-p dist --all-features --example {name}"))
 }
 
-/// A command without what a surrounding job may have said.
+/// Returns a command without the variables of a surrounding job.
 fn command(program: &Path) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
@@ -44,7 +44,7 @@ fn distctl(arguments: &[&str]) -> Command {
     command
 }
 
-/// Returns the lines that a job printed. Those of different ranks come in any order.
+/// Returns the lines that a job printed. The order of lines of different ranks varies.
 #[track_caller]
 fn lines_of(job: Child) -> Vec<String> {
     let output = job.wait_with_output().unwrap();
@@ -87,7 +87,7 @@ fn losses(lines: &[String]) -> Vec<f32> {
 }
 
 #[test]
-fn hello_is_said_by_all_ranks() {
+fn all_ranks_print_hello() {
     let lines = sorted(run(3, "hello", &[]));
     assert_eq!(lines[..3], ["hello from rank 0 of 3", "hello from rank 1 of 3", "hello from rank 2 of 3"]);
     assert!(lines[3].starts_with("the processes are ["));

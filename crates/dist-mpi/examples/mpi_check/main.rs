@@ -67,7 +67,7 @@ fn run(case: &str, words: &[String]) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Every operation, reduction and element type whose name has all of the words, compared with the oracle.
+/// Compares every operation, reduction and element type whose name has all of the words with the oracle.
 fn matrix(comm: &mut Communicator, words: &[String]) -> Result<(), BoxError> {
     let world_size = comm.world_size();
     let mut checker = Checker::new(world_size);
@@ -89,7 +89,7 @@ fn matrix(comm: &mut Communicator, words: &[String]) -> Result<(), BoxError> {
     if count == 0 { Err("no case has these words".into()) } else { Ok(()) }
 }
 
-/// The communicator that users get: shared memory among the ranks of a host, and forks of it.
+/// Checks the communicator that users get: shared memory among the ranks of a host, and forks of it.
 fn memory(mut comm: Communicator) -> Result<(), BoxError> {
     let (rank, size) = (comm.rank(), comm.world_size());
     for len in [0, 1, 1000, 1 << 20] {
@@ -142,7 +142,7 @@ fn long_and_short_messages(transport: &mut dyn Transport) -> Result<(), BoxError
     Ok(())
 }
 
-/// Several threads at once, each with a fork of its own.
+/// Checks several threads at once, each with a fork of its own.
 fn threads(transport: &mut dyn Transport) -> Result<(), BoxError> {
     let all: Vec<usize> = (0..transport.rank().world_size()).collect();
     let runtime = transport.runtime().clone();
@@ -176,7 +176,7 @@ fn threads(transport: &mut dyn Transport) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Rank 0 waits for the last rank, which does not send: all ranks get the same record.
+/// Lets rank 0 wait for the last rank, which does not send: all ranks get the same record.
 fn timeout(transport: &mut dyn Transport) -> Result<(), BoxError> {
     let last = transport.rank().world_size() - 1;
     let error = if transport.rank().index() == 0 {
@@ -194,12 +194,12 @@ fn timeout(transport: &mut dyn Transport) -> Result<(), BoxError> {
     expect_record(transport, &error, (Cause::TimedOut, last, 0, Fingerprint::NONE))
 }
 
-/// The last rank is in another call than rank 0, which receives.
+/// Lets the last rank make another call than rank 0, which receives.
 fn mismatch(transport: &mut dyn Transport) -> Result<(), BoxError> {
     disagree(transport, (THEIRS, 10), Cause::Mismatch { theirs: THEIRS })
 }
 
-/// The last rank sends more bytes than rank 0 expects.
+/// Lets the last rank send more bytes than rank 0 expects.
 fn length(transport: &mut dyn Transport) -> Result<(), BoxError> {
     disagree(transport, (OURS, 300_000), Cause::Length { expected: 10, got: 300_000 })
 }
@@ -224,7 +224,7 @@ fn disagree(
     expect_record(transport, &error, (cause, last, 0, OURS))
 }
 
-/// The last rank leaves while rank 0 waits for it.
+/// Lets the last rank leave while rank 0 waits for it.
 fn leaver(mut transport: MpiTransport) -> Result<(), BoxError> {
     let last = transport.rank().world_size() - 1;
     let error = match transport.rank().index() {
@@ -238,7 +238,7 @@ fn leaver(mut transport: MpiTransport) -> Result<(), BoxError> {
     expect_record(&mut transport, &error, (Cause::Left, last, 0, Fingerprint::NONE))
 }
 
-/// The last rank panics with the transport in its hands.
+/// Lets the last rank panic while it has the transport.
 fn panic(mut transport: MpiTransport) -> Result<(), BoxError> {
     let last = transport.rank().world_size() - 1;
     if transport.rank().index() == last {
@@ -253,7 +253,7 @@ fn panic(mut transport: MpiTransport) -> Result<(), BoxError> {
     expect_record(&mut transport, &error, (Cause::Panicked, last, last, Fingerprint::NONE))
 }
 
-/// The process of the last rank ends without a word, with exit code 9. The launcher ends the others while they wait for it.
+/// Ends the process of the last rank with exit code 9. The launcher ends the others while they wait for it.
 fn death(transport: &mut dyn Transport) -> Result<(), BoxError> {
     let last = transport.rank().world_size() - 1;
     barrier(transport)?;
@@ -261,7 +261,7 @@ fn death(transport: &mut dyn Transport) -> Result<(), BoxError> {
         std::process::exit(9);
     }
     let error = failed(receive(transport, last, 1, LONG))?;
-    // Where the launcher leaves the ranks alone, their errors name the culprit.
+    // If the launcher does not end the ranks, their errors name the culprit.
     expect(error.peer() == Some(last), &format!("the error names another rank: {error}"))?;
     Err(error.into())
 }
@@ -285,7 +285,7 @@ fn expect(holds: bool, otherwise: &str) -> Result<(), BoxError> {
 }
 
 fn failed(result: Result<Vec<u8>>) -> Result<Error, BoxError> {
-    result.err().ok_or_else(|| "nobody sends this message".into())
+    result.err().ok_or_else(|| "no rank sends this message".into())
 }
 
 /// Exchanges with all ranks and waits for the end of the job, which may come while others are still exchanging.
