@@ -27,7 +27,7 @@ impl ChannelId {
     /// number of theirs.
     #[must_use]
     pub fn local_child(self, number: u64, members: &[usize]) -> Self {
-        // No fork that all ranks count has such a number.
+        // No fork that all ranks count has this number.
         self.child(u64::MAX, &[]).child(number, members)
     }
 

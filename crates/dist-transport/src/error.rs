@@ -57,13 +57,13 @@ pub enum Error {
         /// The size of the group.
         world_size: usize,
     },
-    /// The members of a new group name a rank twice, or nobody.
+    /// The members of a new group are an empty list, or name a rank twice.
     #[error("{members:?} is no list of members: name at least one rank, and no rank twice")]
     Members {
         /// The list that was given.
         members: Vec<usize>,
     },
-    /// A rank makes a group of which it is no member.
+    /// A rank creates a group that it is not a member of.
     #[error("rank {rank} of the group is not among the members {members:?}: only members make such a group")]
     NotAMember {
         /// This rank's number in the group.
@@ -132,7 +132,7 @@ pub enum Error {
         /// The call that the peer is in.
         theirs: Fingerprint,
     },
-    /// The peer has not exposed this range, or has no such place.
+    /// The peer has not exposed this range, or does not have this memory area.
     #[error("rank {peer} has not exposed bytes {start} to {end} of its memory in this call")]
     OutOfReach {
         /// The peer that owns the memory.
@@ -197,8 +197,8 @@ pub enum Error {
         /// The version of the other process.
         theirs: Version,
     },
-    /// The process at the other end of a new connection belongs to another user, or the system does not say
-    /// to whom. Without a secret, only processes of one user belong to a job.
+    /// The process at the other end of a new connection belongs to another user, or the system does not
+    /// report its user. Without a secret, only processes of one user belong to a job.
     #[error(
         "{activity}: {address} belongs to {}, and without a secret a job is of one user: set DIST_SECRET_FILE on \
          every rank", owner(*user)
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_names_what_gives_a_call_more_time() {
+    fn a_timeout_names_the_setting_for_more_time() {
         let late = |activity| {
             let (elapsed, limit) = (Duration::from_nanos(60_000_204_515), Duration::from_secs(60));
             Error::Timeout { activity, peer: 2, elapsed, limit }.to_string()
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_address_is_told_with_the_option_of_the_launcher() {
+    fn a_missing_address_is_an_error_with_the_option_of_the_launcher() {
         let message = Error::MissingVariable { name: "MASTER_ADDR" }.to_string();
         assert!(message.starts_with("MASTER_ADDR is not set: "), "{message}");
         assert!(message.contains("mpirun -x MASTER_ADDR=node0"), "{message}");

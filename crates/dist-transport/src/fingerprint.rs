@@ -1,14 +1,14 @@
-//! Fingerprints of calls, by which two ranks know that they are in the same call.
+//! Fingerprints of calls. Two ranks compare them to detect that they are in different calls.
 
 use std::fmt;
 
-/// Identifies the call that a message belongs to, as bytes that the layer above encodes.
+/// A value that identifies the call of a message, as bytes that the layer above encodes.
 ///
 /// A transport sends the fingerprint in the header of every message and compares it with its own before it
 /// delivers a byte. It interprets only four parts:
 ///
 /// - Bytes 0 to 7 are the number of the call among the calls that all ranks of a communicator make in the
-///   same order, or 0 if it is no such call.
+///   same order, or 0 for other calls.
 /// - Bytes 8 to 15 identify the communicator, which may use several channels.
 /// - The last byte identifies the algorithm of the call. Its highest bit separates two stages of a call that
 ///   ranks may be in at the same time. If it differs, the rest of the byte may differ too.
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     #[cfg(any(feature = "tcp", feature = "sim"))]
-    fn the_first_calls_that_differ_are_found_whatever_their_order() {
+    fn the_first_differing_calls_are_found_in_any_order() {
         let [ours, theirs] =
             [5, 6].map(|what| [call(9, 1, what, 0), call(7, 1, what, 0), call(8, 1, what, 0)]);
         assert_eq!(Fingerprint::contradiction(&ours, &theirs), Some((ours[1], theirs[1])));

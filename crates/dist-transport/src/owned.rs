@@ -10,12 +10,12 @@ use bytemuck::Pod;
 
 use crate::cpu::CacheLine;
 
-/// Memory that a [transport](crate::Transport::allocate) has allocated. If the transport supports it, the
-/// ranks of its host can map it.
+/// A region of memory that a [transport](crate::Transport::allocate) has allocated. If the transport supports
+/// it, the ranks of its host can map it.
 pub struct Allocation(Box<dyn Bytes>);
 
-/// Bytes at a fixed address. Only types of this crate implement it, so that the address does not depend on
-/// other code.
+/// A region of bytes at a fixed address. Only types of this crate implement it, so that the address does not
+/// depend on other code.
 pub(crate) trait Bytes: Send + Sync + fmt::Debug {
     fn bytes(&self) -> &[u8];
 
@@ -59,7 +59,7 @@ impl fmt::Debug for Allocation {
     }
 }
 
-/// Memory of this process alone.
+/// A region of memory of this process alone.
 struct PrivateMemory {
     lines: Vec<CacheLine>,
     len: usize,
@@ -81,9 +81,9 @@ impl fmt::Debug for PrivateMemory {
     }
 }
 
-/// Elements that can be lent to other ranks for writing.
+/// A vector of elements that can be lent to other ranks for writing.
 ///
-/// [`lend`](Owned::lend) takes them by value, so nobody has access while other ranks may write.
+/// [`lend`](Owned::lend) takes it by value, so that the owner has no access while other ranks may write.
 ///
 /// ```compile_fail,E0382
 /// # use dist_transport::Owned;
@@ -285,7 +285,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts how often it was freed.
+    /// A memory that counts how often it was freed.
     #[derive(Debug)]
     struct Counted {
         memory: Allocation,

@@ -351,7 +351,7 @@ pub trait ShmGroup: sealed::Sealed + fmt::Debug {
     fn abandon_handle(&self) -> AbandonHandle;
 }
 
-/// Abandons one call of a group's memory; see [`ShmGroup::abandon`].
+/// A handle that abandons one call of a group's memory; see [`ShmGroup::abandon`].
 pub struct AbandonHandle(Box<dyn FnMut() + Send + Sync>);
 
 impl AbandonHandle {
@@ -373,7 +373,7 @@ impl fmt::Debug for AbandonHandle {
 }
 
 pub(crate) mod sealed {
-    #[allow(unnameable_types, reason = "that it cannot be named is what seals the trait")]
+    #[allow(unnameable_types, reason = "the trait is sealed because this type cannot be named")]
     /// Keeps other crates from implementing [`ShmGroup`](super::ShmGroup), whose `unsafe` contract relies on the
     /// implementations of this crate.
     pub trait Sealed {}
@@ -393,7 +393,7 @@ pub struct CallEntry {
     pub slots: SlotUse,
 }
 
-/// Identifies one call of one group's memory.
+/// An identifier of one call of one group's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DirectCall {
     /// The number of the group's memory within this process.
@@ -431,7 +431,7 @@ pub struct GroupLayout {
 }
 
 impl GroupLayout {
-    /// The layout that this crate's transports use on one host, with this access to ordinary memory.
+    /// Returns the layout that this crate's transports use on one host, with this access to ordinary memory.
     pub const fn on_host(reach: Reach) -> Self {
         let (slots, slot_bytes, flag_line_bytes, eager_bytes) = (4, 512 << 10, 48, 64 << 10);
         Self { slots, slot_bytes, flag_line_bytes, eager_bytes, reach, fast_attach: false }
@@ -507,7 +507,7 @@ pub enum ExposedRegion<'a> {
     Write(Lent),
 }
 
-/// Costs of operations in shared memory, in picoseconds of the rank that performs them. Simulations and
+/// The costs of operations in shared memory, in picoseconds of the rank that performs them. Simulations and
 /// predictions use them.
 ///
 /// Other ranks see a signal after the latency of an empty message.

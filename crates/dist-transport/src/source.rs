@@ -9,8 +9,8 @@ use crate::Chain;
 
 /// The error that caused another one, in the size of a pointer.
 ///
-/// [`Error::source`] of an error with such a field returns the error itself, which `downcast_ref` finds. For
-/// a `Box` field it would return the box.
+/// [`Error::source`] of an error with this field returns the error itself, which `downcast_ref` finds. For a
+/// `Box` field it would return the box.
 pub struct ErrorSource<E>(Arc<E>);
 
 impl<E> Clone for ErrorSource<E> {

@@ -145,10 +145,10 @@ pub trait Transport: Send + fmt::Debug {
     /// If the list is empty, names a rank twice, or names a rank that does not exist.
     fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>>;
 
-    /// Creates a transport among these ranks of this group, which includes this rank. Only the members make the
-    /// call, at any time; it is no [`fork`](Self::fork), and other ranks know nothing of it. Its channel depends on the
-    /// number: members that give the same number and the same list are on one channel. Nobody gives a number twice with
-    /// the same list. Nothing is sent.
+    /// Creates a transport among these ranks of this group, which includes this rank. Only the members make
+    /// the call, at any time; it is not a [`fork`](Self::fork), and other ranks do not know of it. Its
+    /// channel depends on the number: members that give the same number and the same list are on one channel.
+    /// A number may be used only once with the same list. Nothing is sent.
     ///
     /// If the lists of two members differ, they wait for each other until their deadlines.
     ///
@@ -179,8 +179,8 @@ pub trait Transport: Send + fmt::Debug {
         Ok(None)
     }
 
-    /// Allocates this many bytes, zeroed, that the other ranks of this host can map, on every channel of the
-    /// job. Returns `None` if the transport has no such memory, or none is left.
+    /// Allocates this many zeroed bytes that the other ranks of this host can map, on every channel of the
+    /// job. Returns `None` if the transport does not support that, or no memory is left.
     fn allocate(&mut self, _bytes: usize) -> Option<Allocation> {
         None
     }
@@ -211,8 +211,8 @@ pub struct Progress {
     pub receives: Option<(usize, usize)>,
 }
 
-/// Combines a range of the peer's bytes into the same range of this rank's bytes. Ranges begin at multiples
-/// of 64 bytes from the start of the message, and the peer's bytes are aligned to 64.
+/// A function that combines a range of the peer's bytes into the same range of this rank's bytes. Ranges
+/// begin at multiples of 64 bytes from the start of the message, and the peer's bytes are aligned to 64.
 pub type Combine<'a> = dyn FnMut(&mut [u8], &[u8]) + 'a;
 
 /// A message to send, and its receiver.
@@ -276,8 +276,9 @@ impl fmt::Debug for Sink<'_> {
     }
 }
 
-/// Counts of messages and of payload bytes, without headers. Bytes that ranks publish or read in [shared
-/// memory](ShmGroup) count as bytes, not as messages. Several ranks may read what one rank publishes.
+/// A count of messages and of payload bytes, without headers. Bytes that ranks publish or read in [shared
+/// memory](ShmGroup) count as bytes, not as messages. Several ranks may read the bytes that one rank
+/// publishes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Messages sent.

@@ -1,4 +1,4 @@
-//! The protocol version, by which processes know whether they are compatible.
+//! The protocol version. Processes compare it to detect that they are incompatible.
 
 use std::fmt;
 

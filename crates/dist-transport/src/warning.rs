@@ -7,7 +7,7 @@ use std::io::{self, Write};
 pub fn show(text: impl Display) {
     tracing::warn!("{text}");
     if !has_subscriber() {
-        // If stderr is closed, nobody can read the warning.
+        // If stderr is closed, the warning is lost.
         let _ = writeln!(io::stderr().lock(), "dist: {text}");
     }
 }

@@ -130,7 +130,7 @@ impl AbortState {
     }
 }
 
-/// Keeps a thread registered for wake-ups.
+/// A registration of a thread for wake-ups. Drop ends it.
 #[derive(Debug)]
 pub(crate) struct WakeGuard<'a> {
     abort_state: &'a AbortState,
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_kept_of_waits_that_nobody_woke() {
+    fn waits_that_were_not_woken_leave_nothing_behind() {
         let (runtime, abort_state) = (Runtime::system(), AbortState::new().unwrap());
         for _ in 0..3 {
             assert_eq!(

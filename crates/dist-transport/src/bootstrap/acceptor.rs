@@ -1,6 +1,6 @@
 //! The acceptor: accepts connections and admits those that authenticate as processes of the job.
 //!
-//! Nothing here waits, and connections are accepted as fast as they arrive, so that nobody can lock others
+//! This code never waits, and accepts connections as fast as they arrive, so that no client can lock others
 //! out by filling the listener's queue. The number of pending handshakes is limited. Beyond the limit, the
 //! oldest handshake without a hello is dropped; if all have sent a hello, a random one is dropped. A process
 //! of the job then retries at once. On average it finishes its handshake before a flood of other clients
@@ -44,8 +44,8 @@ pub(crate) struct Acceptor {
     pending_max: usize,
     /// Authenticated connections whose shared memory has not arrived yet.
     proven: Vec<(Box<PendingHandshake>, Identity)>,
-    /// A spare descriptor. If the process may open no more files, it is closed for one more connection. That
-    /// connection can then authenticate before the job ends.
+    /// A spare descriptor. If the process may open no more files, it is closed to free a descriptor for one
+    /// more connection. That connection can then authenticate before the job ends.
     spare: Option<Socket>,
     /// The error that left a process of the job without a descriptor, if there was one.
     out_of_files: Option<io::Error>,
@@ -380,9 +380,9 @@ impl Acceptor {
         }
     }
 
-    /// Returns `true` if the process at the other end may belong to the job, as far as its user shows. If the
-    /// key is no secret, everybody who knows the job's name has it, so the user must be the same. On a Unix
-    /// socket this was checked before.
+    /// Returns `true` if the process at the other end may belong to the job, judging by its user. If the key
+    /// is not secret, every process that knows the job's name has it, so that the user must be the same. On a
+    /// Unix socket this was checked before.
     fn is_of_this_user(&mut self, stream: &Socket) -> bool {
         if self.key.is_secret() || self.kind == ListenerKind::CoordinatorHost {
             return true;
@@ -500,7 +500,7 @@ mod tests {
     }
 
     /// Connects and sends a hello, like a process of the job.
-    fn say_hello(address: SocketAddr) -> (TcpStream, Initiator) {
+    fn send_hello(address: SocketAddr) -> (TcpStream, Initiator) {
         let ours = hello();
         let mut stream = TcpStream::connect(address).unwrap();
         stream.write_all(ours.hello()).unwrap();
@@ -547,9 +547,9 @@ mod tests {
 
     /// The oldest handshake of all is the one that has sent a hello.
     #[test]
-    fn clients_without_a_hello_lock_nobody_out() {
+    fn clients_without_a_hello_do_not_lock_others_out() {
         let (mut acceptor, address) = acceptor();
-        let ours = say_hello(address);
+        let ours = send_hello(address);
         let mut clients = Vec::new();
         for count in 1..=2 * PENDING_MAX {
             let mut client = TcpStream::connect(address).unwrap();
@@ -566,11 +566,11 @@ mod tests {
     /// Handshakes are dropped at random. A process of the job is one of many, and keeps its place for a
     /// while.
     #[test]
-    fn clients_with_a_hello_lock_nobody_out() {
+    fn clients_with_a_hello_do_not_lock_others_out() {
         let (mut acceptor, address) = acceptor();
         let mut clients = Vec::new();
         for _ in 0..2 * PENDING_MAX {
-            clients.push(say_hello(address).0);
+            clients.push(send_hello(address).0);
             assert!(turn(&mut acceptor).is_empty());
             assert!(acceptor.can_accept());
         }
@@ -585,9 +585,9 @@ mod tests {
         assert!(kept.count() < PENDING_MAX, "it is not the oldest who are dropped");
         // The place is lost with a probability of 1 in 256 for each new connection.
         let admitted = std::iter::repeat_with(|| {
-            let ours = say_hello(address);
+            let ours = send_hello(address);
             for _ in 0..10 {
-                clients.push(say_hello(address).0);
+                clients.push(send_hello(address).0);
                 turn(&mut acceptor);
             }
             finish(&mut acceptor, ours)
@@ -628,7 +628,7 @@ mod tests {
         assert!(turn(&mut acceptor).is_empty());
         assert!(acceptor.take_out_of_files().is_none(), "a client does not end the job");
         acceptor.spare = None;
-        let (mut stream, ours) = say_hello(address);
+        let (mut stream, ours) = send_hello(address);
         accept(&mut acceptor, true);
         let mut challenge = [0; CHALLENGE_BYTES];
         stream.read_exact(&mut challenge).unwrap();
@@ -650,11 +650,11 @@ mod tests {
             let nobody = Uid::from_raw(65534);
             // Changes the user of this thread only.
             rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
-            let (mut stream, ours) = say_hello(address);
+            let (mut stream, ours) = send_hello(address);
             let mut challenge = [0; CHALLENGE_BYTES];
             stream.read_exact(&mut challenge).unwrap();
             stream.write_all(&ours.answer(&challenge).unwrap()).unwrap();
-            assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "nobody is let in");
+            assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "no connection is admitted");
         };
         let other = Runtime::system().spawn("other", other).unwrap();
         while acceptor.refused() == 0 {

@@ -5,9 +5,9 @@
 //! purpose. A hello of another [`Version`] is answered by a refusal with this version, in place of a
 //! challenge. This module does no input or output.
 //!
-//! Bytes after the handshake are not encrypted. Anybody who can read or change the traffic between two hosts
-//! can read or change them, as with other libraries of this kind. Between hosts the job needs a network that
-//! its users trust.
+//! Bytes after the handshake are not encrypted. An attacker who can read or change the traffic between two
+//! hosts can read or change them, as with other libraries of this kind. Between hosts the job needs a network
+//! that its users trust.
 
 use std::fmt;
 use std::fs::File;
@@ -136,8 +136,8 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// Derives the key of a job from its secret and its name. Without a secret, the key keeps the jobs of one
-    /// host apart, but admits everybody who knows the name.
+    /// Derives the key of a job from its secret and its name. Without a secret, the key separates the jobs of
+    /// one host, but admits every process that knows the name.
     pub(crate) fn new(secret: Option<&Secret>, job: &str) -> Self {
         let mut hash = Sha256::new();
         match secret {
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hello_of_another_version_is_told_from_ours_and_refused() {
+    fn a_hello_of_another_version_is_rejected() {
         let mut hello = *Initiator::new(key(b"0123456789abcdef"), identity()).unwrap().hello();
         assert_eq!(greeted_by(&hello), Some(Version::OURS));
         hello[12] += 1;

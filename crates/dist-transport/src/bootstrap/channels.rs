@@ -98,7 +98,7 @@ const MADE_MAX: usize = 64;
 const LEFT_LOCAL_MAX: usize = 1024;
 
 impl Channels {
-    /// Every process begins with the channel of the world.
+    /// Creates the channels of a process, which begin with the channel of the world.
     pub(crate) fn new() -> Self {
         Self(Mutex::new(HashMap::from([(ChannelId::WORLD, Channel::default())])))
     }
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn other_members_are_told_of_the_fork_that_they_were_named_for() {
+    fn other_members_get_the_fork_that_they_were_named_for() {
         let (channels, [first, second, third]) = (Channels::new(), line());
         let named = || [first, second, third].map(|origin| channels.named_instead(&origin));
         channels.record_fork(ChannelId::WORLD, 2, first.channel(), vec![0, 1]);

@@ -390,7 +390,7 @@ mod tests {
     #[case::a_pod_with_a_rank(&[("JOB_COMPLETION_INDEX", "0"), JOB[0], JOB[1]], 1, 4)]
     #[case::a_step_of_one(&[("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1")], 0, 1)]
     #[case::a_batch_script(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")], 0, 1)]
-    fn other_launchers_say_it_in_their_own_words(
+    fn the_variables_of_other_launchers_are_read(
         #[case] words: &[(&str, &str)],
         #[case] rank: usize,
         #[case] world_size: usize,
@@ -405,7 +405,10 @@ mod tests {
     #[case(&[("TORCHELASTIC_USE_AGENT_STORE", "True")], "127.0.0.1:19500")]
     #[case(&[("TORCHELASTIC_USE_AGENT_STORE", "True"), ("DIST_PORT", "7000")], "127.0.0.1:7000")]
     #[case(&[("TORCHELASTIC_USE_AGENT_STORE", "False")], "127.0.0.1:29500")]
-    fn the_coordinator_is_where_the_launcher_says(#[case] more: &[(&str, &str)], #[case] expected: &str) {
+    fn the_place_of_the_coordinator_depends_on_the_launcher(
+        #[case] more: &[(&str, &str)],
+        #[case] expected: &str,
+    ) {
         let config = parse(&[&JOB[..], more].concat()).unwrap();
         assert_eq!(config.coordinator, expected);
         assert_eq!(config.rank(), Rank::new(1, 4).unwrap());

@@ -331,7 +331,7 @@ fn check_connected(stream: &Socket) -> io::Result<()> {
     if let Some(error) = stream.take_error()? {
         return Err(error);
     }
-    // If nobody listens yet, the system may connect a socket to its own port.
+    // If no process listens yet, the system may connect a socket to its own port.
     if is_loop(stream) { Err(io::ErrorKind::ConnectionRefused.into()) } else { Ok(()) }
 }
 
@@ -610,7 +610,11 @@ mod tests {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
         let own = socket.local_addr().unwrap();
-        assert_eq!(socket.connect(&own).map_err(|e| e.kind()), Ok(()), "this is what the system does");
+        assert_eq!(
+            socket.connect(&own).map_err(|e| e.kind()),
+            Ok(()),
+            "the system connects a socket to its own port"
+        );
         assert!(is_loop(&socket));
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let other = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();

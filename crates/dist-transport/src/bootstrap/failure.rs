@@ -20,8 +20,9 @@ pub(crate) struct PeerError {
     pub(crate) link_error: LinkError,
 }
 
-/// Aborts the job if it is dropped, which only a panic does. The panic comes from a function that was
-/// receiving bytes of a message. The message is then half received, even if somebody catches the panic.
+/// A guard that aborts the job if it is dropped, which only happens by a panic. The panic comes from a
+/// function that was receiving bytes of a message. The message is then half received, even if the panic is
+/// caught.
 pub(crate) struct AbortOnUnwind<'a> {
     pub(crate) session: &'a Session,
     pub(crate) calls: &'a CallHistory,

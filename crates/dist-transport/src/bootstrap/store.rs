@@ -37,14 +37,14 @@ impl StoreCalls {
         lock(&self.0).replies.get_mut(&number)?.take()
     }
 
-    /// Removes a request that nobody waits for any more.
+    /// Removes a request whose caller no longer waits.
     fn end(&self, number: u64) {
         let mut calls = lock(&self.0);
         calls.replies.remove(&number);
         calls.alone.cancel(|caller| *caller == number);
     }
 
-    /// Stores the reply to a request, unless nobody waits for it any more.
+    /// Stores the reply to a request, unless its caller no longer waits.
     fn deliver(&self, number: u64, reply: StoreReply) {
         if let Some(place) = lock(&self.0).replies.get_mut(&number) {
             *place = Some(reply);

@@ -13,7 +13,7 @@ const THREADS: &str = "RAYON_NUM_THREADS";
 const FIRST_LOOK: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(64);
 
-/// Counts the threads of this process from time to time, and warns once if there are too many.
+/// A check of this process's number of threads, which warns once if there are too many.
 #[derive(Debug)]
 pub(crate) struct ThreadWatch {
     next: Option<Deadline>,
@@ -74,8 +74,8 @@ impl Excess {
     }
 }
 
-/// Returns how many threads this process has beside its first one and those of this library, which wait most of the time. `None`
-/// if the system does not report it.
+/// Returns the number of threads of this process, except its first thread and this library's threads, which
+/// wait most of the time. Returns `None` if the system does not report it.
 fn threads() -> Option<usize> {
     let tasks = std::fs::read_dir("/proc/self/task").ok()?;
     Some(tasks.flatten().filter(|task| !is_own(task)).count())
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_warning_says_what_to_set() {
+    fn the_warning_names_the_variable_to_set() {
         let text = Excess { pool: 8, share: 2, cores: 8, ranks: 4 }.text(3);
         assert!(
             text.starts_with(

@@ -76,7 +76,7 @@ pub(super) fn exchange_a_byte_with_all(transport: &mut dyn Transport) -> Result<
 /// come before the deadline.
 pub(super) fn wait_in_vain(transport: &mut dyn Transport, peer: usize) -> Error {
     let due = soon(transport);
-    let error = receive(transport, peer, 1).expect_err("nobody sends this byte");
+    let error = receive(transport, peer, 1).expect_err("no rank sends this byte");
     assert!(!transport.runtime().expired(due.deadline()), "not woken: {error}");
     error
 }
@@ -110,8 +110,8 @@ pub(super) fn await_abort(transport: &dyn Transport) -> Abort {
     }
 }
 
-/// Asserts that all ranks have the same abort record: the second rank is in a call that contradicts that of
-/// another one.
+/// Asserts that all ranks have the same abort record: the call of the second rank contradicts the call of
+/// another rank.
 pub(super) fn assert_one_contradicts(ends: impl IntoIterator<Item = (Error, Abort)>) {
     for (error, abort) in ends {
         let Cause::Mismatch { theirs } = abort.cause else { panic!("{abort}") };

@@ -404,8 +404,8 @@ pub(super) fn contradicting_calls_are_reported_long_before_the_deadline(fabric: 
     }
 }
 
-/// A rank that leaves before anybody has heard from it is named.
-pub(super) fn a_rank_that_leaves_before_anybody_has_heard_of_it_is_named(fabric: &'static dyn Fabric) {
+/// A rank that leaves before any message from it has arrived is named.
+pub(super) fn a_rank_that_leaves_before_its_first_message_is_named(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, leaver: usize) {
         let program = move |mut transport: Box<dyn Transport>| {

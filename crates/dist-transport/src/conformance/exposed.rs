@@ -8,7 +8,7 @@ use super::backend::{Backend, Fabric};
 use super::calls::{call, pass_round, payload, soon};
 use super::shm_group::barrier;
 
-/// Every rank reads from every other's memory and writes into it, as far as it can reach. Returns the memory.
+/// Reads from every other rank's memory and writes into it, if it is accessible. Returns the memory.
 fn reach_into_all(transport: &mut dyn Transport, mut memory: Owned<u8>, number: usize) -> Owned<u8> {
     let (rank, due) = (transport.rank(), soon(transport));
     let (me, bytes, is_allocated) = (rank.index(), memory.len(), memory.is_allocated());
@@ -109,7 +109,7 @@ pub(super) fn lent_memory_is_returned_by_its_own_call_only(fabric: &'static dyn 
         barrier(&mut *other).unwrap();
         let mut elsewhere = Unchecked::of(&mut *other, &due).unwrap().expect("as in the other group");
         assert!(elsewhere.is_finished() && elsewhere.reclaim().is_none());
-        assert!(shm_group.reclaim().is_none(), "nobody has signalled");
+        assert!(shm_group.reclaim().is_none(), "no rank has signalled");
         shm_group.signal();
         shm_group.wait(1 - me, 1, &due).unwrap();
         shm_group.wake_waiters();
@@ -176,7 +176,7 @@ fn change_in_all(transport: &mut dyn Transport, mut memory: Owned<u8>, place: Me
     for &peer in &others {
         assert!(memory[peer * LEN..][..LEN] == changed_by(peer), "{peer} has changed it");
     }
-    assert!(memory[me * LEN..][..LEN] == contents(me, me), "nobody else has");
+    assert!(memory[me * LEN..][..LEN] == contents(me, me), "no other rank has changed this part");
     memory
 }
 

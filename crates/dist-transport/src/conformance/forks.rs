@@ -10,7 +10,7 @@ use super::calls::{
     wait_in_vain,
 };
 
-/// Sends bytes that depend on the channel around the ring, and checks that the received bytes are those of the
+/// Sends bytes that depend on the channel around the ring, and checks that the received bytes belong to the
 /// same channel.
 fn pass_own(transport: &mut dyn Transport, salt: usize) {
     let rank = transport.rank();
@@ -218,8 +218,8 @@ pub(super) fn an_error_in_a_group_ends_the_job_and_names_ranks_of_the_world(fabr
     });
 }
 
-/// A rank that nobody waits for may leave.
-pub(super) fn a_rank_that_nobody_waits_for_may_leave(fabric: &'static dyn Fabric) {
+/// A rank may leave if no rank waits for it.
+pub(super) fn a_rank_may_leave_if_no_rank_waits_for_it(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
         let program = move |mut transport: Box<dyn Transport>| {
@@ -349,7 +349,7 @@ pub(super) fn members_make_groups_that_other_ranks_do_not_count(fabric: &'static
     });
 }
 
-/// A rank that leaves a group of its members only, before anybody is connected to it there, is noticed.
+/// A rank that leaves a group of its members only, before any rank is connected to it there, is noticed.
 pub(super) fn a_rank_that_leaves_a_group_of_its_members_only_is_noticed(fabric: &'static dyn Fabric) {
     let program = |mut transport: Box<dyn Transport>| {
         let mut group = transport.fork_local(&[1, 0], 3).unwrap();

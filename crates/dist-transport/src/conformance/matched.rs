@@ -149,7 +149,7 @@ pub(super) fn a_short_matched_message_does_not_wait_until_its_receiver_enters_a_
             if rank.index() == sender {
                 send(&mut *messages, rank.right().index(), 3, &[7; 100]).unwrap();
             }
-            // Nobody passes this before the sender has sent.
+            // No rank passes this point before the sender has sent.
             for _ in 1..rank.world_size() {
                 pass_round(&mut *transport, &[0; 8]).unwrap();
             }
@@ -247,7 +247,7 @@ pub(super) fn a_wait_for_a_matched_message_ends_in_time_and_names_the_peer(fabri
     }
 }
 
-/// A matched message that nobody receives is unread, and matched messages are counted.
+/// A matched message that is not received is unread, and matched messages are counted.
 pub(super) fn matched_messages_are_counted_and_unread_until_they_are_received(fabric: &'static dyn Fabric) {
     let program = |mut transport: Box<dyn Transport>| {
         let mut messages = matched(&mut *transport);
@@ -271,7 +271,7 @@ pub(super) fn matched_messages_are_counted_and_unread_until_they_are_received(fa
             receive(&mut *messages, 0, 1, &due).unwrap();
         }
         assert_eq!(messages.unread(), None);
-        // Nobody leaves before the other has looked.
+        // No rank leaves before the other has looked.
         pass_round(&mut *transport, &[0; 8]).unwrap();
         messages.traffic()
     };

@@ -30,7 +30,7 @@ pub(super) fn messages_go_round_a_ring(fabric: &'static dyn Fabric) {
 
 /// The first messages between ranks go round a ring one after the other. One rank already waits for the
 /// returning message when it sends.
-pub(super) fn first_messages_wait_for_nobody_but_their_receiver(fabric: &'static dyn Fabric) {
+pub(super) fn first_messages_wait_only_for_their_receiver(fabric: &'static dyn Fabric) {
     fn check(backend: Backend, first: usize, upwards: bool, messages: usize, len: usize) {
         let program = move |mut transport: Box<dyn Transport>| {
             let (rank, due) = (transport.rank(), soon(&*transport));
@@ -91,7 +91,7 @@ pub(super) fn a_rank_exchanges_with_itself(fabric: &'static dyn Fabric) {
 }
 
 /// Messages of a pair arrive in order whatever their length.
-pub(super) fn messages_of_a_pair_arrive_in_order_whatever_their_length(fabric: &'static dyn Fabric) {
+pub(super) fn messages_of_a_pair_arrive_in_order_at_any_length(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
         const ROUNDS: usize = 40;

@@ -62,7 +62,7 @@ macro_rules! conformance {
                 each_signal_of_a_call_publishes_earlier_writes
                 bytes_that_a_rank_is_still_reading_are_not_overwritten
                 all_ranks_in_shared_memory_get_the_error_of_differing_calls
-                differing_calls_in_shared_memory_are_noticed_even_if_nobody_waits
+                differing_calls_in_shared_memory_are_detected_without_waits
                 contradicting_calls_are_reported_by_ranks_that_ran_ahead
                 a_rank_that_leaves_shared_memory_is_named
                 a_rank_that_leaves_a_group_before_it_shares_memory_is_named
@@ -88,7 +88,7 @@ macro_rules! conformance {
                 a_peer_outside_the_group_is_refused_without_harm
                 receiving_into_memory_of_another_length_is_refused_without_harm
                 contradicting_calls_are_reported_long_before_the_deadline
-                a_rank_that_leaves_before_anybody_has_heard_of_it_is_named
+                a_rank_that_leaves_before_its_first_message_is_named
             }
             forks {
                 messages_of_different_channels_never_mix
@@ -98,7 +98,7 @@ macro_rules! conformance {
                 one_call_makes_several_groups_that_share_no_rank
                 a_list_of_members_that_makes_no_group_is_refused_without_harm
                 an_error_in_a_group_ends_the_job_and_names_ranks_of_the_world
-                a_rank_that_nobody_waits_for_may_leave
+                a_rank_may_leave_if_no_rank_waits_for_it
                 a_rank_that_leaves_a_group_is_noticed_there_although_it_stays_in_the_job
                 a_rank_that_comes_late_to_a_group_is_waited_for
                 members_make_groups_that_other_ranks_do_not_count
@@ -106,9 +106,9 @@ macro_rules! conformance {
             }
             messages {
                 messages_go_round_a_ring
-                first_messages_wait_for_nobody_but_their_receiver
+                first_messages_wait_only_for_their_receiver
                 a_rank_exchanges_with_itself
-                messages_of_a_pair_arrive_in_order_whatever_their_length
+                messages_of_a_pair_arrive_in_order_at_any_length
                 both_halves_may_differ_in_peer_and_length
                 pieces_tile_the_message_and_are_aligned
                 an_exchange_in_place_combines_every_byte_once_with_the_original_of_the_peer

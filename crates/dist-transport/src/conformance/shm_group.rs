@@ -10,7 +10,7 @@ use super::calls::{
     wait_in_vain,
 };
 
-/// Every rank signals once, and waits for every other.
+/// Signals once, and waits for every other rank.
 pub(super) fn barrier(transport: &mut dyn Transport) -> Result<()> {
     let (rank, due) = (transport.rank(), soon(transport));
     let Some(mut shm_group) = Unchecked::of(transport, &due)? else { return Ok(()) };
@@ -21,7 +21,7 @@ pub(super) fn barrier(transport: &mut dyn Transport) -> Result<()> {
     Ok(())
 }
 
-/// Makes a call in which this rank waits for nobody. Returns `false` if the ranks share no memory.
+/// Makes a call without a wait on this rank. Returns `false` if the ranks share no memory.
 fn pass(transport: &mut dyn Transport, call: Fingerprint) -> Result<bool> {
     let due = soon(transport);
     transport.begin(&call);
@@ -175,11 +175,11 @@ pub(super) fn each_signal_of_a_call_publishes_earlier_writes(fabric: &'static dy
     }
 }
 
-/// Nobody overwrites bytes that a rank is still reading, however many calls it is behind.
+/// Bytes that a rank is still reading are not overwritten, however many calls it is behind.
 pub(super) fn bytes_that_a_rank_is_still_reading_are_not_overwritten(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     const CALLS: u64 = 240;
-    /// Returns the memory area in which the first rank publishes in a call. That rank waits for nobody.
+    /// Returns the memory area for the data that the first rank publishes in a call. That rank does not wait.
     fn place_in(number: u64) -> MemoryArea {
         match number % 60 {
             0..20 => MemoryArea::FlagLine,
@@ -230,7 +230,7 @@ pub(super) fn all_ranks_in_shared_memory_get_the_error_of_differing_calls(fabric
         }
         let program = |mut transport: Box<dyn Transport>| match disagree(&mut *transport) {
             Ok(shares) => {
-                assert!(!shares, "nobody has noticed");
+                assert!(!shares, "the difference was not detected");
                 None
             }
             Err(error) => Some((error, await_abort(&*transport))),
@@ -240,10 +240,10 @@ pub(super) fn all_ranks_in_shared_memory_get_the_error_of_differing_calls(fabric
 }
 
 /// Ranks whose calls in shared memory differ get an error, even if no rank waits for another one in these calls.
-pub(super) fn differing_calls_in_shared_memory_are_noticed_even_if_nobody_waits(fabric: &'static dyn Fabric) {
+pub(super) fn differing_calls_in_shared_memory_are_detected_without_waits(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
-    /// Makes some calls in which nobody waits, of which the first differs on one rank, and then a barrier.
-    /// Returns `true` if the ranks share memory.
+    /// Makes some calls without waits, the first of which differs on one rank, and then a barrier. Returns
+    /// `true` if the ranks share memory.
     fn disagree(transport: &mut dyn Transport, calls: u64) -> Result<bool> {
         barrier(transport)?;
         for number in 1..=calls {
@@ -258,7 +258,7 @@ pub(super) fn differing_calls_in_shared_memory_are_noticed_even_if_nobody_waits(
     for calls in 1..=CALLS_MAX as u64 + 1 {
         let program = move |mut transport: Box<dyn Transport>| match disagree(&mut *transport, calls) {
             Ok(shares) => {
-                assert!(!shares, "nobody has noticed");
+                assert!(!shares, "the difference was not detected");
                 None
             }
             Err(error) => Some((error, await_abort(&*transport))),
@@ -315,7 +315,7 @@ fn woken_by(transport: &dyn Transport, waited: Result<bool>, due: &LazyDeadline<
     }
 }
 
-/// Whatever ends a rank's part in shared memory wakes ranks that wait for it.
+/// Checks that the end of a rank's part in shared memory wakes the ranks that wait for it.
 fn check_end(
     backend: Backend,
     end: fn(Box<dyn Transport>),
@@ -344,7 +344,7 @@ pub(super) fn a_rank_that_leaves_shared_memory_is_named(fabric: &'static dyn Fab
 
 /// A rank that leaves a group before it uses the group's memory is named.
 pub(super) fn a_rank_that_leaves_a_group_before_it_shares_memory_is_named(fabric: &'static dyn Fabric) {
-    /// Returns whether there was memory in which the rank was waited for.
+    /// Returns `true` if the group had shared memory in which this rank could wait for the other.
     fn lose_the_second(transport: &mut dyn Transport) -> Result<bool> {
         barrier(transport)?;
         let due = soon(transport);

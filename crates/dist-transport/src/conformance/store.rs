@@ -76,7 +76,7 @@ pub(super) fn each_sum_is_the_result_of_one_rank_only(fabric: &'static dyn Fabri
     });
 }
 
-/// Of ranks that compare and set at the same time, one succeeds, and the others learn its value.
+/// If several ranks compare and set at the same time, one succeeds, and the others get its value.
 pub(super) fn one_of_several_ranks_comes_first(fabric: &'static dyn Fabric) {
     let program = |rank: usize, store: &Store| {
         let own = rank.to_string().into_bytes();
@@ -85,7 +85,7 @@ pub(super) fn one_of_several_ranks_comes_first(fabric: &'static dyn Fabric) {
             Comparison::Different { value } => value.expect("another rank has set it"),
         };
         assert_eq!(
-            store.compare_and_set("first", Some(b"nobody"), b"too late").unwrap(),
+            store.compare_and_set("first", Some(b"no rank"), b"too late").unwrap(),
             Comparison::Different { value: Some(first.clone()) }
         );
         (first == own, first)
@@ -120,7 +120,7 @@ pub(super) fn values_up_to_the_limit_arrive_whole(fabric: &'static dyn Fabric) {
     check_with_store(fabric, program, drop);
 }
 
-/// A wait for a key that nobody sets ends at its deadline, names the key, and harms nothing.
+/// A wait for a key that is never set ends at its deadline, names the key, and harms nothing.
 pub(super) fn a_wait_for_a_key_ends_at_its_deadline_and_names_the_key(fabric: &'static dyn Fabric) {
     let short = Backend(fabric).short();
     let program = move |rank, store: &Store| {

@@ -147,7 +147,7 @@ pub(super) fn a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer(fa
             let mut shm_group = Unchecked::of(&mut *group, &due).unwrap()?;
             shm_group.enter(1, SlotUse::Used, ExposedRegion::Nothing, &due).unwrap();
             // The others wait for the first rank, which waits for one that does not signal.
-            let error = shm_group.wait(usize::from(me == 0), 1, &due).expect_err("nobody signals");
+            let error = shm_group.wait(usize::from(me == 0), 1, &due).expect_err("no rank signals");
             Some((error, await_abort(&*group)))
         };
         let [first, silent, _] = members;
@@ -182,7 +182,7 @@ pub(super) fn the_last_rank_of_a_chain_of_waits_in_shared_memory_is_named(fabric
         let Some(mut shm_group) = Unchecked::of(transport, &due).unwrap() else { return };
         shm_group.enter(1, SlotUse::Unused, ExposedRegion::Nothing, &due).unwrap();
         if rank.index() < 3 {
-            shm_group.wait(rank.right().index(), 1, &due).expect_err("nobody signals");
+            shm_group.wait(rank.right().index(), 1, &due).expect_err("no rank signals");
         }
         await_record(transport, &record);
     };

@@ -1,7 +1,7 @@
-//! The unit in which messages are delivered.
+//! The cache line, the unit of message delivery.
 
-/// 64 bytes, aligned to 64: a cache line, and whole elements of any type. Memory of cache lines has the
-/// alignment that a [`Sink`](crate::Sink) promises. `bytemuck` converts it to bytes.
+/// A block of 64 bytes, aligned to 64: a cache line, which holds whole elements of any type. Memory of cache
+/// lines has the alignment that a [`Sink`](crate::Sink) promises. `bytemuck` converts it to bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
 pub struct CacheLine(pub [u8; 64]);

@@ -38,7 +38,7 @@ fn is_just_ahead(into: &[u8], from: &[u8]) -> bool {
 
 #[inline(never)]
 fn copy_by_vectors(from: &[u8], into: &mut [u8]) {
-    assert_eq!(from.len(), into.len(), "what is copied has one length");
+    assert_eq!(from.len(), into.len(), "source and destination have the same length");
     let (pairs, rest) = from.as_chunks::<{ 2 * LINE }>();
     let (into, rest_into) = into.as_chunks_mut::<{ 2 * LINE }>();
     for (from, into) in pairs.iter().zip(into) {

@@ -5,8 +5,8 @@
 //! access, and all together ten times as long as the copy. Non-temporal stores fetch nothing: the reader
 //! finds the bytes in memory, which takes twice as long as the copy if the cores share a cache.
 //!
-//! The topology is not reported and can change during a job. So one large copy in four is timed, and the
-//! policy follows the measurement.
+//! The topology is not reported and can change during a job. Therefore one large copy in four is timed, and
+//! the policy follows the measurement.
 
 use std::time::Duration;
 
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn one_slow_copy_says_nothing() {
+    fn one_slow_copy_changes_nothing() {
         let slow_now_and_then = |number| if number % 2 == 1 { SLOW } else { QUICK };
         assert_eq!(non_temporal_left(&mut CopyPolicy::default(), 10_000, slow_now_and_then), 0);
         assert_eq!(non_temporal_left(&mut CopyPolicy::default(), 10_000, |_| QUICK), 0);

@@ -19,7 +19,7 @@ pub struct Tuning {
         allow(dead_code, reason = "for shared memory")
     )]
     pub(crate) copies_by_string: bool,
-    /// Of two ranks, each waits for a third longer between its signal and its first look for the other one.
+    /// Two ranks; each waits for a third longer between its signal and its first look for the other one.
     #[cfg_attr(
         not(all(feature = "shm", target_os = "linux")),
         allow(dead_code, reason = "for shared memory")

@@ -45,8 +45,8 @@ impl FutexWord for AtomicU32 {
     }
 }
 
-/// Returns the word that a rank stores while it sleeps for a signal of `rank`: the number of `rank` plus 1, because 0
-/// means that nobody sleeps.
+/// Returns the word that a rank stores while it sleeps for a signal of `rank`: the number of `rank` plus 1.
+/// The word is 0 while no rank sleeps.
 #[inline]
 pub(super) fn awaited_word(rank: usize) -> u32 {
     u32::try_from(rank + 1).expect("ranks travel as 32 bits")

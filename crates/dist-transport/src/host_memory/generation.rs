@@ -43,9 +43,9 @@ const GENERATIONS: usize = 2 * CALLS_MAX;
 /// Returns `true` if a rank that has signalled in a call was in the same call as this rank. `hash` is the hash
 /// of this rank's call, and `signalled_before` the number of signals before that call.
 ///
-/// If another hash is found, it may be that of the next call with the same index. The rank has then signalled
-/// in the call before that one, which it entered after it had compared this call itself. The flag line of
-/// that call then holds more signals than were given before this call, and otherwise does not.
+/// A different hash may belong to the next call with the same index. The rank has then signalled in the call
+/// before that one, which it entered after it had compared this call itself. The flag line of that call then
+/// holds more signals than were given before this call, and otherwise does not.
 #[inline(always)]
 pub(crate) fn is_same_call(
     (hash, signalled_before): (u64, u64),

@@ -79,20 +79,20 @@ struct Futex {
 
 impl Futex {
     fn sleep<W: FutexWord>(&self, wake_count: &W, before: u32) {
-        let mut held = self.lock.lock().expect("nobody panics");
+        let mut held = self.lock.lock().expect("no thread panics");
         while wake_count.load(Ordering::Acquire) == before {
-            held = self.woken.wait(held).expect("nobody panics");
+            held = self.woken.wait(held).expect("no thread panics");
         }
     }
 
     fn wake(&self) {
-        let _held = self.lock.lock().expect("nobody panics");
+        let _held = self.lock.lock().expect("no thread panics");
         self.woken.notify_one();
     }
 }
 
-/// Signals of several ranks, a number that each has written before its signal, and the words on which one
-/// rank sleeps.
+/// The signals of several ranks, a number that each has written before its signal, and the futex words of one
+/// sleeping rank.
 struct Signals<W> {
     signals: Vec<AtomicU64>,
     written: Vec<UnsafeCell<u32>>,
@@ -138,7 +138,7 @@ fn name(rank: usize) -> u32 {
     u32::try_from(rank + 1).expect("there are few")
 }
 
-/// One rank waits for each of the others in turn.
+/// Waits on one rank for each of the others in turn.
 fn signals<W: FutexWord + Send + Sync + 'static>(others: usize, word: fn() -> W) {
     let all = Signals::new(others, word);
     let signal = |rank: usize| {
@@ -147,7 +147,7 @@ fn signals<W: FutexWord + Send + Sync + 'static>(others: usize, word: fn() -> W)
     };
     let signalling: Vec<_> = (0..others).map(signal).collect();
     (0..others).for_each(|rank| all.wait(rank));
-    signalling.into_iter().for_each(|signalling| signalling.join().expect("nobody panics"));
+    signalling.into_iter().for_each(|signalling| signalling.join().expect("no thread panics"));
 }
 
 #[rstest]
@@ -163,7 +163,7 @@ fn without_the_fence_a_wake_up_is_lost() {
     explore(5, || signals(1, || Unfenced(AtomicU32::new(0))));
 }
 
-/// Flag lines of two ranks in several generations, with several signals of each rank in a call.
+/// The flag lines of two ranks in several generations, with several signals of each rank in a call.
 struct Lines<const GENERATIONS: usize, const SIGNALS: usize> {
     of_each: [[Line<SIGNALS>; GENERATIONS]; 2],
     /// `true` if the ranks swap their flag lines every round.
@@ -195,7 +195,7 @@ impl<const GENERATIONS: usize, const SIGNALS: usize> Lines<GENERATIONS, SIGNALS>
         SIGNALS as u64 * (call - 1)
     }
 
-    /// The hash of a call is its number.
+    /// Compares the hash of a call, which is its number.
     fn compare(&self, rank: usize, call: u64) {
         let found = || self.line(rank, call).hash.load(Ordering::Acquire);
         let in_line_before =
@@ -254,7 +254,7 @@ fn explore_lines<const GENERATIONS: usize, const SIGNALS: usize>(
         let reader = lines.clone();
         let reader = thread::spawn(move || reader.run(1, GENERATIONS as u64 + 2, distance, say));
         lines.run(0, GENERATIONS as u64 + 2, distance, say);
-        reader.join().expect("nobody panics");
+        reader.join().expect("no thread panics");
     });
 }
 
@@ -335,7 +335,7 @@ fn ring_of(publish: Ordering, give_back: Ordering) {
         let consumer = ring.clone();
         let consumer = thread::spawn(move || consumer.consume(4, give_back));
         ring.produce(4, publish);
-        consumer.join().expect("nobody panics");
+        consumer.join().expect("no thread panics");
     });
 }
 

@@ -10,7 +10,7 @@ fn bytes(mapping: &Mapping, offset: usize, len: usize) -> &[u8] {
     unsafe { mapping.bytes(offset, len) }
 }
 
-/// Writes while nobody reads.
+/// Writes at a time without readers.
 fn copy_in(mapping: &Mapping, offset: usize, bytes: &[u8]) {
     // SAFETY: as above.
     unsafe { mapping.copy_in(offset, bytes) };
@@ -24,7 +24,7 @@ fn bytes_written_through_one_mapping_are_read_through_the_other() {
         let (file, one) = Mapping::create(LEN, pages).unwrap();
         let other = Mapping::open(&file, LEN).unwrap().expect("it is of this size");
         copy_in(&one, 100, b"hello");
-        // SAFETY: nobody else reaches them on this thread.
+        // SAFETY: only this thread accesses them.
         unsafe { one.fill(200, 2, &mut |bytes| bytes.copy_from_slice(b"ab")) };
         assert_eq!((bytes(&other, 100, 5), bytes(&other, 200, 2)), (&b"hello"[..], &b"ab"[..]));
         assert_eq!(other.find(&bytes(&other, 100, 5)[1..]), Some(101));
@@ -40,7 +40,7 @@ fn several_places_are_changed_at_once() {
     let fill = &mut |all: &mut [&mut [u8]]| {
         all.iter_mut().zip(1..).for_each(|(bytes, value)| bytes.fill(value));
     };
-    // SAFETY: nobody else reaches them on this thread.
+    // SAFETY: only this thread accesses them.
     unsafe { change(places.into_iter(), 2, fill) };
     assert_eq!(
         (bytes(&one, 97, 8), bytes(&other, 99, 4)),
@@ -53,7 +53,7 @@ fn several_places_are_changed_at_once() {
 fn places_that_overlap_are_not_changed_at_once() {
     let (_file, mapping) = Mapping::create(LEN, Pages::OnDemand).unwrap();
     let places = [(&mapping, 100), (&mapping, 101)].into_iter();
-    // SAFETY: nobody else reaches them on this thread.
+    // SAFETY: only this thread accesses them.
     unsafe { change(places, 2, &mut |_| panic!("they are not given")) };
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Ranges that do not overlap or touch, by their starts.
+/// A set of ranges that do not overlap or touch, sorted by their starts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Ranges(BTreeMap<usize, usize>);
 

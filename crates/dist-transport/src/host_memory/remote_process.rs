@@ -1,5 +1,5 @@
 //! Other processes by their ids: access to their memory, and their CPU time.
-#![allow(unsafe_code, reason = "the system is asked for what no library asks it safely")]
+#![allow(unsafe_code, reason = "the system calls have no safe wrapper in a library")]
 
 use std::collections::HashMap;
 use std::io;
@@ -61,10 +61,10 @@ impl Process {
     /// Copies bytes into the memory of the process, if it has not ended.
     ///
     /// # Errors
-    /// If it has ended, the system does not allow it, or there is no such memory.
+    /// If it has ended, the system does not allow it, or the memory does not exist.
     ///
     /// # Safety
-    /// The process has lent these bytes to this one: it neither frees nor accesses them meanwhile.
+    /// The process has lent these bytes to this one: it neither frees nor accesses them during the call.
     pub(crate) unsafe fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
         if self.has_ended()? {
             return Err(io::ErrorKind::ConnectionReset.into());
@@ -86,7 +86,7 @@ fn address_here(pid: i32, address: u64) -> Option<*mut u8> {
 /// Copies from another process's memory.
 ///
 /// # Errors
-/// If the system does not allow it, or there is no such memory.
+/// If the system does not allow it, or the memory does not exist.
 pub(crate) fn read_process(pid: i32, address: u64, into: &mut [u8]) -> io::Result<()> {
     #[cfg(dist_one_mapping)]
     if let Some(address) = address_here(pid, address) {
@@ -105,10 +105,10 @@ pub(crate) fn read_process(pid: i32, address: u64, into: &mut [u8]) -> io::Resul
 /// Copies into another process's memory.
 ///
 /// # Errors
-/// If the system does not allow it, or there is no such memory.
+/// If the system does not allow it, or the memory does not exist.
 ///
 /// # Safety
-/// The process has lent these bytes to this one: it neither frees nor accesses them meanwhile.
+/// The process has lent these bytes to this one: it neither frees nor accesses them during the call.
 unsafe fn write_process(pid: i32, address: u64, bytes: &[u8]) -> io::Result<()> {
     #[cfg(dist_one_mapping)]
     if let Some(address) = address_here(pid, address) {
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_end_of_a_socket_is_told_by_the_system() {
+    fn the_system_reports_the_process_at_the_other_end_of_a_socket() {
         let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
         let own = (std::process::id(), rustix::process::geteuid().as_raw());
         assert_eq!((peer_of(&one).unwrap(), peer_of(&other).unwrap()), (own, own));

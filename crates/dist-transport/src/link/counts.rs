@@ -42,7 +42,7 @@ impl MessageCounts {
     }
 }
 
-/// Only one thread writes, so no atomic addition is needed.
+/// Adds to a counter. Only one thread writes it, so no atomic addition is needed.
 #[inline]
 fn increment(count: &AtomicU64) {
     count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);

@@ -163,7 +163,7 @@ pub(crate) fn send(stream: &Socket, bytes: &[u8]) -> io::Result<Option<usize>> {
     would_block(rustix::net::send(stream, bytes, SEND_FLAGS))
 }
 
-/// Like [`send`], for several pieces.
+/// Sends several pieces as [`send`] does.
 pub(crate) fn send_pieces(stream: &Socket, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
     would_block(rustix::net::sendmsg(stream, pieces, &mut SendAncillaryBuffer::default(), SEND_FLAGS))
 }
@@ -174,7 +174,7 @@ pub(crate) fn receive(stream: &Socket, room: &mut [u8]) -> io::Result<Option<usi
     would_block(rustix::net::recv(stream, room, RecvFlags::empty()).map(|(count, _)| count))
 }
 
-/// Like [`receive`], into several pieces of memory.
+/// Receives into several pieces of memory as [`receive`] does.
 pub(crate) fn receive_pieces(stream: &Socket, rooms: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
     would_block(rustix::io::readv(stream, rooms))
 }
@@ -184,7 +184,7 @@ pub(crate) fn peek(stream: &Socket) -> io::Result<Option<usize>> {
     peek_into(stream, &mut [0; 1])
 }
 
-/// Copies the next bytes without consuming them. The result is that of [`receive`].
+/// Copies the next bytes without consuming them. The result is as for [`receive`].
 pub(crate) fn peek_into(stream: &Socket, bytes: &mut [u8]) -> io::Result<Option<usize>> {
     let peeked = rustix::net::recv(stream, bytes, RecvFlags::PEEK);
     would_block(peeked.map(|(count, _)| count))
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_listener_uses_the_first_address_of_this_machine() {
-        // Reserved addresses, assigned to nobody.
+        // These addresses are reserved and not assigned to a host.
         let secret = Secret::from_bytes(&[7; 32]).unwrap();
         let elsewhere = |last| SocketAddr::from(([240, 0, 0, last], 0));
         let here = SocketAddr::from(([127, 0, 0, 1], 0));

@@ -102,7 +102,7 @@ impl WithSharedMemory {
             return Ok(());
         };
         (*self.messages).begin(&Fingerprint(*b"dist-transport: the ranks of a host meet on it  "));
-        let offer = if place == 0 { self.offer(&here, due)? } else { self.hear_offer(here[0], due)? };
+        let offer = if place == 0 { self.offer(&here, due)? } else { self.receive_offer(here[0], due)? };
         let [1, low, high, ref secret @ ..] = offer else { return Ok(()) };
         let address = format!("127.0.0.1:{}", u16::from_le_bytes([low, high]));
         let config = Config::new(place, here.len(), &address)?
@@ -140,7 +140,7 @@ impl WithSharedMemory {
         Ok(offer)
     }
 
-    fn hear_offer(&mut self, from: usize, due: &LazyDeadline<'_>) -> Result<[u8; OFFER_BYTES]> {
+    fn receive_offer(&mut self, from: usize, due: &LazyDeadline<'_>) -> Result<[u8; OFFER_BYTES]> {
         let mut offer = [0; OFFER_BYTES];
         let receive = Incoming { from, len: OFFER_BYTES, sink: Sink::Into(&mut offer) };
         (*self.messages).exchange(None, Some(receive), due)?;
@@ -174,7 +174,7 @@ impl WithSharedMemory {
     }
 }
 
-/// Aborts the work of a host's ranks in shared memory, from any thread.
+/// A handle that aborts the work of a host's ranks in shared memory, from any thread.
 #[derive(Debug, Clone)]
 pub struct HostAbort(Weak<Membership>);
 

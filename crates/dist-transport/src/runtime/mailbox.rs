@@ -88,8 +88,8 @@ impl<T> Receiver<T> {
         self.shared.queue.pop()
     }
 
-    /// Like [`receive`](Self::receive), but looks `looks` times before it waits. A wake-up takes about 30 µs,
-    /// a failed look about 25 ns.
+    /// Receives as [`receive`](Self::receive) does, but looks `looks` times before it waits. A wake-up takes
+    /// about 30 µs, a failed look about 25 ns.
     ///
     /// # Errors
     /// As for [`receive`](Self::receive).

@@ -109,7 +109,8 @@ impl Network {
         self.with_shared_memory_costs(MemoryCosts::default())
     }
 
-    /// Like [`with_shared_memory`](Self::with_shared_memory), with costs for operations in memory.
+    /// Shares memory as [`with_shared_memory`](Self::with_shared_memory) does, with costs for operations in
+    /// memory.
     pub fn with_shared_memory_costs(self, costs: MemoryCosts) -> Self {
         Self { shared_memory: Some(costs), ..self }
     }
@@ -153,7 +154,8 @@ impl Network {
         Self { window: Some(bytes), ..self }
     }
 
-    /// Runs the coordinator where every rank reaches it. By default it shares the fate of rank 0.
+    /// Runs the coordinator outside of the ranks, where every rank reaches it. By default it runs in rank 0
+    /// and ends with it.
     pub fn with_external_coordinator(self) -> Self {
         Self { coordinator: None, ..self }
     }

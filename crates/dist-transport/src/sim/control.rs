@@ -18,7 +18,7 @@ pub(super) struct Control {
     /// The coordinator's abort record.
     abort_record: Option<Abort>,
     ranks: Vec<RankControl>,
-    /// The time of the next heartbeats, while anybody looks for them.
+    /// The time of the next heartbeats, while any rank checks them.
     next_heartbeat: Option<Duration>,
     watch_until: Duration,
 }
@@ -156,7 +156,7 @@ impl Control {
     pub(super) fn lose(&mut self, now: Duration, conditions: &NetworkConditions) {
         self.lost = true;
         for rank in 0..self.ranks.len() {
-            if self.hears_coordinator(rank, now, conditions) {
+            if self.receives_from_coordinator(rank, now, conditions) {
                 self.ranks[rank].lose_coordinator(rank, self.coordinator_rank);
             }
         }
@@ -196,7 +196,7 @@ impl Control {
             self.next_heartbeat = Some(next).filter(|next| *next <= self.watch_until);
         }
         for rank in 0..self.ranks.len() {
-            if is_heartbeat && self.hears_coordinator(rank, now, conditions) && self.runs() {
+            if is_heartbeat && self.receives_from_coordinator(rank, now, conditions) && self.runs() {
                 self.ranks[rank].heard = Some(now);
             }
             let rank_control = &mut self.ranks[rank];
@@ -267,7 +267,7 @@ impl Control {
         self.abort_record = self.abort_record.take().or(proposal);
         if let Some(abort_record) = self.abort_record.clone() {
             for rank in 0..self.ranks.len() {
-                if self.hears_coordinator(rank, now, conditions) && self.ranks[rank].seen.is_some() {
+                if self.receives_from_coordinator(rank, now, conditions) && self.ranks[rank].seen.is_some() {
                     self.ranks[rank].known = Some(abort_record.clone());
                 }
             }
@@ -296,7 +296,7 @@ impl Control {
     }
 
     /// Returns `true` if this rank listens to the coordinator, and its messages arrive.
-    fn hears_coordinator(&self, rank: usize, now: Duration, conditions: &NetworkConditions) -> bool {
+    fn receives_from_coordinator(&self, rank: usize, now: Duration, conditions: &NetworkConditions) -> bool {
         let rank_control = &self.ranks[rank];
         let listens = rank_control.status == RankStatus::Here && rank_control.heard.is_some();
         listens

@@ -31,7 +31,7 @@ fn ring(mut transport: SimTransport, rounds: usize) -> End {
     (rounds, None, runtime.now())
 }
 
-/// A network of four ranks in which a message takes a millisecond.
+/// Returns a network of four ranks with a latency of a millisecond.
 fn four(seed: u64) -> Network {
     Network::new(4).with_seed(seed).with_memory_link(Link::new(MS, 1_000_000_000))
 }
@@ -44,7 +44,7 @@ fn ends(network: &Network) -> Vec<Option<End>> {
 
 /// Asserts that every rank except `victim` ended with this cause and rank at this time.
 #[track_caller]
-fn assert_told(ends: &[Option<End>], victim: usize, cause: Cause, (from, to): (Duration, Duration)) {
+fn assert_ends(ends: &[Option<End>], victim: usize, cause: Cause, (from, to): (Duration, Duration)) {
     for (rank, end) in ends.iter().enumerate().filter(|(rank, _)| *rank != victim) {
         let Some((_, Some((_, abort)), time)) = end else { panic!("rank {rank} was told nothing: {end:?}") };
         assert_eq!((&abort.cause, abort.rank), (&cause, victim), "rank {rank}");
@@ -64,7 +64,7 @@ fn a_killed_rank_leaves_no_result_and_is_named_at_once(
 ) {
     let ends = ends(&four(seed).with_fault(AT_TEN, Fault::Kill { rank }));
     assert!(ends[rank].is_none());
-    assert_told(&ends, rank, cause, (10 * MS, 10 * MS));
+    assert_ends(&ends, rank, cause, (10 * MS, 10 * MS));
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn a_stall_that_lasts_is_noticed_within_two_seconds(
     #[values(None, Some(MINUTE))] lasts: Option<Duration>,
 ) {
     let ends = ends(&four(2).with_fault(AT_TEN, Fault::Stall { rank, lasts }));
-    assert_told(&ends, rank, cause, (2 * SECOND, 2010 * MS));
+    assert_ends(&ends, rank, cause, (2 * SECOND, 2010 * MS));
     // A rank that continues after the job has ended is told so.
     let stalled = &ends[rank];
     assert_eq!(stalled.is_some(), lasts.is_some());
@@ -175,7 +175,7 @@ fn a_stall_that_lasts_is_noticed_within_two_seconds(
 fn a_coordinator_elsewhere_does_not_share_the_fate_of_rank_zero() {
     let network = four(0).with_external_coordinator();
     let killed = ends(&network.clone().with_fault(AT_TEN, Fault::Kill { rank: 0 }));
-    assert_told(&killed, 0, Cause::Died, (10 * MS, 10 * MS));
+    assert_ends(&killed, 0, Cause::Died, (10 * MS, 10 * MS));
     let dead = ends(&network.with_fault(AT_TEN, Fault::CoordinatorDeath));
     for (rank, end) in dead.into_iter().enumerate() {
         let (_, known_by, time) = end.unwrap();
@@ -225,7 +225,7 @@ fn a_short_partition_is_a_delay_for_messages_under_way_too() {
 #[case::unheard(vec![2], vec![0, 1, 3], Directions::One, (Cause::Silent, 2), (Cause::Silent, 2))]
 // Rank 2 gives up the coordinator and is silent from then on, or leaves.
 #[case::deaf(vec![0, 1, 3], vec![2], Directions::One, (Cause::Died, 2), (Cause::CoordinatorLost, 0))]
-fn a_partition_that_lasts_is_told_as_each_side_sees_it(
+fn a_lasting_partition_is_reported_from_the_view_of_each_side(
     #[case] from: Vec<usize>,
     #[case] to: Vec<usize>,
     #[case] directions: Directions,

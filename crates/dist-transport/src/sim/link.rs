@@ -178,7 +178,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Two hosts of two ranks in one rack, and a third host in another rack.
+    /// Returns the links of two hosts with two ranks each in one rack, and a third host in another rack.
     fn links() -> Links {
         let mut links = Links::new(5);
         links.hosts = vec![0, 0, 1, 1, 2];

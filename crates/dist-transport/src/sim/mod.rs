@@ -73,14 +73,15 @@ pub struct Outcome<T> {
     pub waits: Vec<String>,
 }
 
-/// Runs `program` once per rank, over an in-process network in virtual time, in an order that `seed` decides.
+/// Runs `program` once per rank, over an in-process network in virtual time, in an order that depends on
+/// `seed`.
 ///
 /// The run ends when every rank's program has returned, and every task that can run without the clock moving
 /// has ended. Tasks that still wait for a deadline unwind.
 ///
 /// # Panics
 /// If the world size is 0. The other panics begin with the seed: if a rank panics, if threads wait without a
-/// deadline and nobody can wake them, if all threads only yield, or if a thread stops the simulation by
+/// deadline and no thread can wake them, if all threads only yield, or if a thread stops the simulation by
 /// waiting outside the runtime.
 pub fn run<T: Send + 'static>(
     seed: u64,

@@ -31,8 +31,8 @@ fn receive(transport: &mut SimTransport, from: usize, bytes: usize) -> Result<()
     transport.exchange(None, Some(receive), &deadline.into())
 }
 
-/// Every rank sends a thousand bytes to the rank `distance` further. Returns when the last rank has its
-/// message.
+/// Sends a thousand bytes from every rank to the rank `distance` further. Returns the time at which the last
+/// rank has its message.
 fn time_of_shift(network: &Network, distance: usize) -> Duration {
     let outcome = network.run(move |mut transport| {
         let rank = transport.rank();

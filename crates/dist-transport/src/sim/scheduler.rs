@@ -216,7 +216,7 @@ impl Scheduler {
         }
     }
 
-    /// A scheduling point: the calling thread continues when it is chosen again.
+    /// Passes a scheduling point: the calling thread continues when it is chosen again.
     fn switch(&self, me: usize, event: Event, phase: Phase) {
         let turn = {
             let mut state = self.lock();
@@ -230,7 +230,7 @@ impl Scheduler {
         }
     }
 
-    /// A scheduling point at which the calling thread unwinds if the run is to end.
+    /// Passes a scheduling point. The calling thread unwinds if the run is ending.
     fn switch_or_unwind(&self, me: usize, event: Event, phase: Phase) {
         self.switch(me, event, phase);
         if !thread::panicking() && self.lock().unwinds(me) {

@@ -1,9 +1,10 @@
 //! Simulated shared memory of a group. Signals are empty messages, and published bytes are behind a lock.
 //!
 //! Signals therefore take the time of messages, and are delayed, lost with their rank and reported like
-//! messages. Reads and writes cost what [`MemoryCosts`] says. Other ranks see a copy of exposed memory: the
-//! owner [updates](ShmGroup::update_exposed) it, and gets the bytes that others wrote when it
-//! [reclaims](ShmGroup::reclaim) the memory. So nothing here relies on the contract of the `unsafe` methods.
+//! messages. Reads and writes have the costs of [`MemoryCosts`]. Other ranks see a copy of exposed memory:
+//! the owner [updates](ShmGroup::update_exposed) it, and gets the bytes that others wrote when it
+//! [reclaims](ShmGroup::reclaim) the memory. This code therefore does not rely on the contract of the
+//! `unsafe` methods.
 #![allow(unsafe_code, reason = "a trait is implemented whose methods are unsafe mismatch")]
 
 use std::collections::HashMap;

@@ -195,7 +195,7 @@ impl SchedulerState {
         }
     }
 
-    /// A scheduling point of task `me`.
+    /// Passes a scheduling point of task `me`.
     pub(super) fn switch(&mut self, me: usize, event: Event, phase: Phase) -> Handover {
         self.record(me, event);
         let waits = matches!(phase, Phase::Waiter { .. });

@@ -69,7 +69,7 @@ impl StoreState {
         self.made
     }
 
-    /// Removes a request that nobody waits for any more.
+    /// Removes a request whose caller no longer waits.
     pub(super) fn end(&mut self, number: u64) {
         self.calls.remove(&number);
         self.table.cancel(|caller| *caller == number);

@@ -40,7 +40,7 @@ fn report<T: Send + 'static>(
     *catch_unwind(run).unwrap_err().downcast::<String>().expect("the report is text")
 }
 
-/// Each rank logs its arrival at every step: the log is the interleaving.
+/// Logs each rank's arrival at every step: the log is the interleaving.
 fn logged_ring(seed: u64) -> (Vec<usize>, Outcome<u8>) {
     let log = Arc::new(Mutex::new(Vec::new()));
     let ranks_log = log.clone();
@@ -275,7 +275,7 @@ fn a_panic_of_a_spawned_thread_is_in_the_report_of_its_consequences() {
 }
 
 #[test]
-fn a_task_that_nobody_can_wake_is_reported_when_every_rank_has_returned() {
+fn a_task_that_cannot_be_woken_is_reported_when_every_rank_has_returned() {
     let report = report(2, 2, |transport| {
         let runtime = transport.runtime().clone();
         if transport.rank().index() == 1 {
@@ -374,7 +374,7 @@ fn no_thread_of_a_run_is_left_when_it_has_returned() {
 }
 
 #[test]
-fn ranks_run_where_the_network_says() {
+fn ranks_run_on_the_hosts_of_the_network() {
     let outcome = Network::new(3).with_hosts(&[5, 6, 5]).run(|mut transport| {
         let fork = transport.fork(&[2, 1]).unwrap();
         (transport.hosts(), fork.map(|fork| fork.hosts()))
@@ -402,7 +402,7 @@ fn nothing_is_kept_of_channels_that_everyone_has_left() {
 }
 
 #[test]
-fn a_report_says_what_every_rank_waited_for_and_where_it_was() {
+fn a_report_has_the_wait_and_the_call_of_every_rank() {
     fn call(number: u8) -> crate::Fingerprint {
         crate::Fingerprint([number; crate::Fingerprint::SIZE])
     }

@@ -16,7 +16,7 @@ pub(super) struct Waiter {
 pub(super) enum WaitTarget {
     /// A message of this rank.
     Message(usize),
-    /// A message of any of several ranks, the first of which is this one.
+    /// A message from any of several ranks, given the first of them.
     AnyMessage(usize),
     /// Room: this rank has to receive earlier messages.
     Room(usize),

@@ -304,7 +304,7 @@ pub enum StoreError {
     /// The transport has no store.
     #[error("this transport has no key-value store: use the transport of a world that has joined at a coordinator")]
     NoStore,
-    /// Nobody has set the key by the deadline.
+    /// The key was not set by the deadline.
     #[error(
         "store: no rank has set the key {key:?} within {}: check that a rank sets it; if it only needs longer, set a \
          longer time with Store::with_timeout", rounded(*limit)

@@ -133,12 +133,16 @@ mod tests {
         table.cancel(|&caller| caller == 2);
         let replies = serve(&mut table, 5, "a", set(b"x"));
         assert_eq!(replies, [(5, StoreReply::Done), (1, value(b"x")), (3, value(b"x"))]);
-        assert_eq!(serve(&mut table, 6, "a", set(b"y")), [(6, StoreReply::Done)], "nobody waits any more");
+        assert_eq!(
+            serve(&mut table, 6, "a", set(b"y")),
+            [(6, StoreReply::Done)],
+            "no request waits any more"
+        );
         assert_eq!(serve(&mut table, 7, "a", StoreOperation::Wait), [(7, value(b"y"))]);
     }
 
     #[test]
-    fn a_sum_also_answers_waits_and_refuses_what_is_no_number() {
+    fn a_sum_also_answers_waits_and_rejects_values_that_are_not_numbers() {
         let mut table = StoreTable::default();
         assert_eq!(serve(&mut table, 1, "n", StoreOperation::Wait), []);
         let sum = |number: i64| value(&number.to_le_bytes());

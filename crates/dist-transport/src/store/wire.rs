@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_no_request() {
+    fn a_request_that_is_too_long_is_rejected() {
         let request = |key: usize, value: usize| {
             let operation = StoreOperation::Set { value: vec![0; value] };
             decode_request(&encode_request(&StoreRequest { key: "k".repeat(key), operation }))

@@ -13,9 +13,9 @@ const GOOD_FOR: Duration = Duration::from_millis(1);
 
 /// The CPU time of the ranks on one core, since one of them began to yield.
 ///
-/// Starting a measurement takes about 1 µs of system calls, as long as a short wait. So one measurement
-/// serves all waits of a millisecond, unless the rank sleeps in one. If the program slept between two calls,
-/// or moved to another core, up to that millisecond counts as lost time.
+/// Starting a measurement takes about 1 µs of system calls, as long as a short wait. Therefore one
+/// measurement serves all waits of a millisecond, unless the rank sleeps in one. If the program slept between
+/// two calls, or moved to another core, up to that millisecond counts as lost time.
 ///
 /// CPU time is counted per process. If a rank has threads on other cores, or shares its process with other
 /// ranks, external load may be taken for one of them.

@@ -5,10 +5,10 @@
 //! that it waits for keeps that rank from running if it spins.
 //!
 //! A yield may also give the core to a process outside the job (external load), which keeps it for
-//! milliseconds. In shared memory, external load is told from a computing rank by the CPU time that the system
-//! reports for the ranks. If external load persists, a rank stops yielding for longer and longer periods. All
-//! ranks then ask for short scheduler slices, so that a woken rank gets a core after one short slice instead
-//! of several milliseconds. Without external load, ranks run better without short slices.
+//! milliseconds. In shared memory, external load is distinguished from a computing rank by the CPU time that
+//! the system reports for the ranks. If external load persists, a rank stops yielding for longer and longer
+//! periods. All ranks then request short scheduler slices, so that a woken rank gets a core after one short
+//! slice instead of several milliseconds. Without external load, ranks run better without short slices.
 //!
 //! Detection of external load stays because of busy hosts; without other work it gains nothing. Beside another
 //! busy process on each core, 4 ranks on 2 cores of a Xeon take longer without it: 1.04 to 1.65 times as long
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_spins_yields_or_sleeps_by_what_is_known_about_its_core() {
+    fn a_rank_spins_yields_or_sleeps_depending_on_its_core() {
         const NEW: [fn() -> WaitPolicy; 2] = [|| WaitPolicy::new(true), oversubscribed];
         for (demand, at, core_per_rank, shared) in [
             (Free, 0, Spin, Spin),
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_whose_core_is_wanted_yields_and_finally_sleeps() {
+    fn a_rank_on_a_shared_core_yields_and_finally_sleeps() {
         let (mut policy, mut wait) = (oversubscribed(), Wait::default());
         for now in 0..YIELDS_MAX {
             assert_eq!(policy.next(&mut wait, us(now.into()), Wanted), Yield);
@@ -424,7 +424,7 @@ mod tests {
         let mut policy = rested();
         let mut now = 10_000;
         for expected in [1000, 4000, 16_000, 64_000, 256_000, 1_000_000, 1_000_000] {
-            // From here on yields are measured.
+            // From this point on yields are measured.
             record(&mut policy, now, 3000, 0);
             now += 10_000;
             assert_eq!(record(&mut policy, now, 3000, 1001), expected >= 16_000);

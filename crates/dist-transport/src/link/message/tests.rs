@@ -17,13 +17,13 @@ use crate::{Activity, Fingerprint, Sink};
 const CALL: Fingerprint = Fingerprint([7; 48]);
 const MIB: usize = 1 << 20;
 
-/// Two sides that offer and copy single-copy messages.
+/// Returns two connected sides that offer and copy single-copy messages.
 fn pair() -> [PeerLink; 2] {
     let (one, other) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
     one.set_nonblocking(true).unwrap();
     other.set_nonblocking(true).unwrap();
     let offered = crate::link::shm::offer(&one, &[5; 32]).unwrap();
-    let taken = crate::link::shm::take(&other).unwrap().expect("it is what was offered");
+    let taken = crate::link::shm::take(&other).unwrap().expect("it was offered");
     let mut accepted = [0];
     (&one).read_exact(&mut accepted).unwrap();
     [PeerLink::Shm(ShmLink::new(one, offered, true)), PeerLink::Shm(ShmLink::new(other, taken, true))]
@@ -211,7 +211,7 @@ fn a_sender_that_waits_for_an_acknowledgement_learns_that_the_peer_is_gone() {
     let (sent, staging) = (bytes(MIB), &mut StagingBuffer::default());
     let mut outbound = single_copy(MIB);
     outbound.push(&mut from, staging, &[&sent]).unwrap();
-    assert!(from.prepare_sleep(Activity::Send), "nobody has taken it");
+    assert!(from.prepare_sleep(Activity::Send), "the peer has not copied it");
     drop(to);
     from.end_sleep();
     let link_error = outbound.push(&mut from, staging, &[&sent]);
@@ -225,7 +225,7 @@ fn a_sender_that_sleeps_until_its_message_is_copied_is_woken() {
     let staging = &mut StagingBuffer::default();
     let mut outbound = single_copy(MIB);
     outbound.push(&mut from, staging, &[&sent]).unwrap();
-    assert!(from.prepare_sleep(Activity::Send), "nobody has taken it");
+    assert!(from.prepare_sleep(Activity::Send), "the peer has not copied it");
     let watch = |link: &PeerLink| {
         let mut watched = [socket::watch(link, link.events(Activity::Send))];
         socket::poll(&mut watched, std::time::Duration::ZERO).unwrap()

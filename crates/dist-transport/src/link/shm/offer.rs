@@ -22,7 +22,7 @@ pub(super) const GOODBYE: u8 = 3;
 /// Sent with a descriptor.
 pub(super) const FILE: u8 = 4;
 
-/// Shared memory that was created or taken, before any bytes have moved.
+/// A shared segment that was created or taken, before any bytes have moved.
 #[derive(Debug)]
 pub(crate) struct SharedSegment(pub(super) Ends);
 
@@ -207,7 +207,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn an_arena_whose_descriptor_is_lost_on_the_way_is_no_failure_of_the_peer() {
+    fn a_lost_descriptor_of_an_arena_is_not_an_error_of_the_peer() {
         let (one, other) = sockets();
         rustix::net::send(&one, &8u64.to_le_bytes(), SendFlags::NOSIGNAL).unwrap();
         assert_eq!(take_arena(&other).unwrap_err().kind(), ErrorKind::InvalidData);

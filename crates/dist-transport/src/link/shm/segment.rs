@@ -65,7 +65,7 @@ pub(super) struct Ends {
 /// Creates a segment, with the descriptor that lets another process open it.
 pub(super) fn create(nonce: &Nonce) -> io::Result<(OwnedFd, Ends)> {
     let (file, mapping) = Mapping::create(SEGMENT_BYTES, Pages::Reserved)?;
-    // SAFETY: nobody else has the memory yet.
+    // SAFETY: no other process has the memory yet.
     unsafe { mapping.copy_in(NONCE_AT, nonce) };
     Ok((file, Ends::of(mapping, Side::Maker)))
 }
@@ -105,18 +105,21 @@ struct Ring(usize);
 
 impl Ring {
     fn produced(self, mapping: &Mapping) -> &AtomicU64 {
-        // SAFETY: counters have cache lines of their own on the first page, and are reached as such only.
+        // SAFETY: counters have cache lines of their own on the first page, and are accessed only as
+        // counters.
         unsafe { mapping.counter((1 + 2 * self.0) * COUNTER_STEP) }
     }
 
     fn consumed(self, mapping: &Mapping) -> &AtomicU64 {
-        // SAFETY: counters have cache lines of their own on the first page, and are reached as such only.
+        // SAFETY: counters have cache lines of their own on the first page, and are accessed only as
+        // counters.
         unsafe { mapping.counter((2 + 2 * self.0) * COUNTER_STEP) }
     }
 
     /// Returns the word of single-copy sends, which follows the words on which the sides sleep.
     fn single_copy(self, mapping: &Mapping) -> &AtomicU64 {
-        // SAFETY: counters have cache lines of their own on the first page, and are reached as such only.
+        // SAFETY: counters have cache lines of their own on the first page, and are accessed only as
+        // counters.
         unsafe { mapping.counter((7 + self.0) * COUNTER_STEP) }
     }
 
@@ -151,8 +154,8 @@ impl Producer {
         let [first, second] = self.cursor.places(ahead, bytes.len());
         let (one, two) = bytes.split_at(first.len());
         let Self { mapping, ring, copy_policy, .. } = self;
-        // SAFETY: the cursor gives places only in the room that the other side has left behind, of which nothing is published
-        // before `publish`; this is the only producer.
+        // SAFETY: the cursor returns places only in the space that the other side has consumed, and nothing
+        // there is published before `publish`; this is the only producer.
         unsafe {
             mapping.fill(ring.offset(first.start), one.len(), &mut |place| copy_policy.copy(one, place))
         };
@@ -227,24 +230,24 @@ impl Consumer {
     }
 }
 
-/// The two fastboxes of a link: mailboxes for one small message each. Each side owns one at first. A message is sent in
-/// the fastbox that its sender has owned for longest; the receiver then owns it. So both sides know which one
-/// it is.
+/// The two fastboxes of a link: mailboxes for one small message each. Each side owns one at first. A message
+/// is sent in the fastbox that its sender has owned for longest; the receiver then owns it. Both sides
+/// therefore know the next fastbox.
 ///
-/// A core writes lines quickly that it has just read from another core, and slowly its own lines that others
-/// have read since. With two fastboxes this also holds if both sides send at the same time. Only the owner
-/// accesses a fastbox.
+/// A core writes lines quickly if it has just read them from another core, and slowly if they are its own and
+/// others have read them since. With two fastboxes the writes are quick even if both sides send at the same
+/// time. Only the owner accesses a fastbox.
 ///
-/// The first line of a fastbox holds its counter and the header of the message. The counter is that of the
-/// ring behind a skipped cache line, which stands for the message, and includes the number of the ring. Messages
-/// in fastboxes and in the ring therefore keep their order, and a small message moves only the lines that it
-/// lies on.
+/// The first line of a fastbox holds its counter and the header of the message. The counter is the ring's
+/// counter behind a skipped cache line, which represents the message, and includes the number of the ring.
+/// Messages in fastboxes and in the ring therefore keep their order, and a small message moves only its own
+/// lines.
 #[derive(Debug)]
 pub(super) struct Fastboxes {
     mapping: Arc<Mapping>,
     /// The number of this side's ring. Counters are whole cache lines, so their low bits have room for it.
     ring: usize,
-    /// The fastboxes that this side owns, then those of the peer, each in the order in which they are sent.
+    /// The fastboxes that this side owns, then those of the peer, each in the order of use.
     order: [usize; 2],
     /// The number of fastboxes that this side owns.
     here: usize,
@@ -339,7 +342,7 @@ pub(super) struct Sleep {
 impl Sleep {
     /// Returns the word on which a side sleeps.
     fn word(&self, side: usize) -> &AtomicU32 {
-        // SAFETY: the words have cache lines of their own on the first page, and are reached as such only.
+        // SAFETY: the words have cache lines of their own on the first page, and are accessed only as words.
         unsafe { self.mapping.word((5 + side) * COUNTER_STEP) }
     }
 

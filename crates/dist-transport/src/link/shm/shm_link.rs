@@ -17,7 +17,7 @@ const HEARD_BYTES: usize = 64;
 /// The most reads in a row: a peer that sends more and more must not delay this side beyond its deadline.
 const HEARD_MAX: usize = 16;
 
-/// Shared memory with one peer, for one channel.
+/// A link in shared memory with one peer, for one channel.
 #[derive(Debug)]
 pub(crate) struct ShmLink {
     socket: Socket,
@@ -31,7 +31,7 @@ pub(crate) struct ShmLink {
     gets: bool,
     /// `true` if a message of this side is offered, and the peer has not acknowledged it.
     is_offered: bool,
-    /// A descriptor that the peer has passed and nobody has taken yet.
+    /// A descriptor that the peer has passed and that was not taken yet.
     file: Option<OwnedFd>,
     /// The end of the stream; `None` while the link is open. Bytes in the rings can still be received after it.
     ended: Option<StreamEnd>,
@@ -360,7 +360,7 @@ mod tests {
         let (one, other) = sockets();
         assert_eq!(take(&other).unwrap_err().kind(), ErrorKind::WouldBlock);
         let offered = offer(&one, &[5; 32]).unwrap();
-        let acked = take(&other).unwrap().expect("it is what was offered");
+        let acked = take(&other).unwrap().expect("it was offered");
         assert_eq!(answer(&one), ACCEPTED);
         (ShmLink::new(one, offered, true), ShmLink::new(other, acked, true))
     }
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_says_more_and_more_is_not_listened_to_for_ever() {
+    fn reading_from_a_peer_that_sends_without_end_is_limited() {
         let (one, mut other) = shared();
         rustix::net::send(&one.socket, &[WAKE; 2 * HEARD_MAX * HEARD_BYTES], SendFlags::NOSIGNAL).unwrap();
         drop(one);
@@ -408,7 +408,7 @@ mod tests {
             other.advance(64);
             let end = if goodbye { StreamEnd::Goodbye } else { StreamEnd::Closed };
             assert_eq!(other.peek(100).unwrap_err(), end);
-            // There is room for messages that nobody will read, as in a socket's buffer, until it is full.
+            // Unread messages fit in until the ring is full, as in a socket's buffer.
             let room = other.room(usize::MAX).unwrap();
             send(&mut other, &vec![2; room]);
             assert_eq!(other.room(1).unwrap_err(), end);
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_knows_where_a_peer_is_that_has_not_waited() {
+    fn the_core_of_a_peer_that_has_not_waited_is_unknown() {
         let (one, other) = shared();
         assert!(!one.shares_core());
         drop(other);

@@ -2,9 +2,9 @@
 //! it.
 //!
 //! Both sides agree in one word. The sender opens the offer before it publishes the address of the message.
-//! Then either the receiver acknowledges how many bytes it has copied, or the sender cancels because its call
-//! has failed; the first one wins. So bytes that were copied after the sender went on never count as
-//! received.
+//! Then either the receiver acknowledges the number of bytes that it has copied, or the sender cancels
+//! because its call has failed; the first one wins. Bytes that were copied after the sender continued
+//! therefore never count as received.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -94,8 +94,8 @@ mod tests {
         message: UnsafeCell<u32>,
     }
 
-    /// The sender perhaps looks once, and cancels otherwise. If the message counts as received, the sender
-    /// writes again: the message must have been read before.
+    /// Sends a message. The sender may look once, and cancels otherwise. If the message counts as received,
+    /// the sender writes again: the message must have been read before.
     fn send<const TO_SETTLE: bool, const TO_LOOK: bool>(looks: bool) {
         loom::model(move || {
             let word = Weak::<TO_SETTLE, TO_LOOK>(atomic::AtomicU64::new(0));
@@ -118,7 +118,7 @@ mod tests {
             if received {
                 shared.message.with_mut(drop);
             }
-            assert_eq!(receiver.join().expect("nobody panics"), received);
+            assert_eq!(receiver.join().expect("no thread panics"), received);
         });
     }
 

@@ -1,4 +1,4 @@
-//! The Unix socket by which the other processes of a host reach this one.
+//! The Unix socket for connections from other processes of the host.
 //!
 //! It is in the abstract namespace: no file has to be removed, and its name is valid only in the network
 //! namespace of the process. The name is random, so that no other user can take it first, and is sent to the
