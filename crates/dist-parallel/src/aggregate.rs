@@ -145,7 +145,7 @@ impl Aggregation {
     }
 }
 
-/// Gradients for [`train_step`]: a list of slices, in the same order on every rank.
+/// A list of gradient slices for [`train_step`], in the same order on every rank.
 pub trait GradientSlices {
     /// Returns the slices.
     fn slices(&mut self) -> Vec<ValuesMut<'_>>;

@@ -6,7 +6,7 @@ use dist_collectives::Communicator;
 use crate::flat::Flat;
 use crate::{FloatType, Result};
 
-/// At most one buffer. A buffer of another size is freed before the next is allocated.
+/// A pool of at most one buffer. A buffer of another size is freed before the next is allocated.
 #[derive(Debug, Default)]
 pub(crate) struct BufferPool(Option<Flat>);
 

@@ -84,7 +84,7 @@ mod tests {
             let config = DataParallelConfig { rank, world_size, ..config(Aggregation::Local) };
             assert!(matches!(config.connect().map(drop), Err(Error::Communication(_))));
         }
-        assert!(config(Aggregation::Local).connect().is_ok(), "nobody is joined");
+        assert!(config(Aggregation::Local).connect().is_ok(), "a local configuration joins no job");
     }
 
     #[test]

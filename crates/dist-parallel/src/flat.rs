@@ -219,7 +219,7 @@ impl FlatWindow {
             (Self::F64(window), ValuesMut::F64(into)) => window.read(rank, offset, into),
             (Self::F16(window), ValuesMut::F16(into)) => window.read(rank, offset, into),
             (Self::Bf16(window), ValuesMut::Bf16(into)) => window.read(rank, offset, into),
-            _ => unreachable!("what is read where it lies has the model's type"),
+            _ => unreachable!("values that are read in place have the model's type"),
         }
         .map_err(Error::communication)
     }

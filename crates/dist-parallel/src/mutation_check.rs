@@ -6,7 +6,7 @@
 
 use crate::{Error, Params, Result, params};
 
-/// Compares the checksums of one unit's parameters before and after their use.
+/// A comparison of the checksums of one unit's parameters before and after their use.
 ///
 /// Reading every parameter twice in every pass would be slow for large models. A unit is checked in its first uses
 /// and periodically afterwards, to find a block that starts to change its parameters later.

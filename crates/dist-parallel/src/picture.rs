@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write as _};
 
-/// Curves over two axes.
+/// A picture of curves over two axes.
 #[derive(Debug)]
 pub struct Chart<'a> {
     /// The title above it.
@@ -63,7 +63,7 @@ pub enum LineStyle<'a> {
     Dashed(&'a str),
 }
 
-/// Bars over time, in rows, in panels below one another on one time scale.
+/// A picture of bars over time, in rows, in panels below one another on one time scale.
 #[derive(Debug)]
 pub struct BarChart<'a> {
     /// The unit of time.

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_shards_are_rejected() {
         assert!(matches!(shard_tensor(&[2], &[1, 2], 0), Err(Error::NoParts)));
         assert!(matches!(shard_tensor(&[3], &[1, 2], 1), Err(Error::ShapeDiffers { len: 2, .. })));
         assert!(matches!(shard_tensor(&[usize::MAX, 2], &[1, 2], 1), Err(Error::ShapeDiffers { .. })));

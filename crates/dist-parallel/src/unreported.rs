@@ -2,7 +2,8 @@
 
 use crate::ParamInfo;
 
-/// Warns once, after the first step of a training, about trained parameters without a gradient.
+/// A warning about trained parameters without a gradient, which is shown once, after the first step of a
+/// training.
 #[derive(Debug, Default)]
 pub(crate) struct Unreported {
     is_told: bool,

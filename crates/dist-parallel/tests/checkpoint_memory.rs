@@ -12,7 +12,7 @@ use dist_parallel::{
 use dist_transport::sim;
 use rstest::rstest;
 
-/// 8 MiB in two parameters.
+/// A model of 8 MiB in two parameters.
 struct Model {
     infos: Vec<ParamInfo>,
     values: Vec<Vec<f32>>,
@@ -72,7 +72,7 @@ fn a_rank_copies_its_file_to_save_and_its_state_to_load() {
     }
 }
 
-/// Parameters of two values each, all with gradients of one.
+/// A model of parameters with two values each, all with gradients of one.
 struct Small {
     infos: Vec<ParamInfo>,
     slots: Vec<Slot>,

@@ -32,7 +32,7 @@ pub(crate) struct Program {
     pub(crate) time_max: Duration,
 }
 
-/// Returns the bits that all ranks must have at the end, or the error of this rank. Wrong results panic.
+/// The bits that all ranks must have at the end, or the error of this rank. Wrong results panic.
 pub(crate) type Ended = Result<Vec<u64>, Told>;
 
 /// The error of a rank.
@@ -144,7 +144,8 @@ fn moves(comm: &mut Communicator) -> dist_collectives::Result<()> {
     comm.monitored_barrier()
 }
 
-/// Two rows and three columns of ranks. Each rank uses its row and its column concurrently, on two threads.
+/// Runs two rows and three columns of ranks. Each rank uses its row and its column concurrently, on two
+/// threads.
 fn groups(transport: SimTransport) -> Ended {
     let mut world = Communicator::new(transport);
     rows_and_columns(&mut world).map_err(|error| Told::of(&error))
@@ -179,7 +180,7 @@ fn rows_and_columns(world: &mut Communicator) -> dist_groups::Result<Vec<u64>> {
     Ok(all.to_vec())
 }
 
-/// Several asynchronous operations, with blocking ones between them.
+/// Runs several asynchronous operations, with blocking ones between them.
 fn pending(transport: SimTransport) -> Ended {
     let mut comm = Communicator::new(transport);
     under_way(&mut comm).map_err(|error| Told::of(&error))
@@ -285,12 +286,12 @@ impl Block<Vec<f32>> for Line {
     }
 }
 
-/// Three blocks that are sharded by four ranks.
+/// A model of three blocks that are sharded by four ranks.
 type Sharded = Fsdp<Vec<f32>>;
 
 const LEN: usize = 5;
 
-/// The target is three times the input.
+/// Returns the loss whose target is three times the input.
 fn squared_error(x: f32) -> impl FnOnce(Vec<f32>) -> Result<(f32, Vec<f32>), BoxError> {
     move |output| {
         let errors: Vec<f32> = output.iter().map(|y| y - 3.0 * x).collect();
@@ -333,7 +334,7 @@ fn bits_of(values: &Values<'_>) -> Vec<u64> {
     values.iter().map(|value| u64::from(value.to_bits())).collect()
 }
 
-/// The same training from the newest checkpoint in the folder, with a checkpoint after each step.
+/// Runs the same training from the newest checkpoint in the folder, with a checkpoint after each step.
 fn checkpoints(transport: SimTransport, folder: &Path) -> Ended {
     let mut writer = Checkpoints::at(folder);
     let trained = train_sharded(

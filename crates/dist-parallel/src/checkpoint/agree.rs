@@ -151,7 +151,7 @@ fn encode(error: &CheckpointError, rank: usize) -> Vec<u8> {
 }
 
 fn in_memory(len: u64) -> usize {
-    usize::try_from(len).expect("what lies in a rank's memory fits into another's")
+    usize::try_from(len).expect("a length in a rank's memory fits into another's address space")
 }
 
 /// The kind of all calls that begin by comparing the ranks' requests.

@@ -28,7 +28,7 @@ impl<'i> Wanted<'i> {
     }
 }
 
-/// Bytes of a run that are needed.
+/// The bytes of a run that are needed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Read<'i> {
     run: &'i StoredRun,

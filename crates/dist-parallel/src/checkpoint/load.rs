@@ -127,7 +127,7 @@ pub(super) struct Checkpoint<'a> {
 /// The tensors of a checkpoint by name, without ignored ones.
 type Stored<'i> = HashMap<&'i TensorName, &'i StoredTensor>;
 
-/// For each parameter, the checkpoint's tensors that the model has tied to it.
+/// The checkpoint's tensors that the model has tied to each parameter.
 type Tied<'i> = HashMap<usize, Vec<&'i StoredTensor>>;
 
 impl Checkpoint<'_> {

@@ -360,7 +360,7 @@ impl PartFile<'_> {
     }
 }
 
-/// Computes one checksum for every [`CHECKED_BYTES`].
+/// A computation of one checksum for every [`CHECKED_BYTES`].
 #[derive(Default)]
 struct Checksums {
     complete: Vec<u32>,

@@ -50,7 +50,7 @@ fn whole(tensor: &StoredTensor) -> Entry<&StoredTensor> {
     }
 }
 
-/// Reads whole tensors, one after the other.
+/// A reader of whole tensors, one after the other.
 struct TensorReader<'a> {
     checkpoint: Checkpoint<'a>,
     open: Option<OpenFile<'a>>,

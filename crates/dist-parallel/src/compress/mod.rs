@@ -222,7 +222,7 @@ fn converted<T: Copy, E>(
     Ok(())
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "rounding is what it is for")]
+#[expect(clippy::cast_possible_truncation, reason = "the function is for rounding")]
 fn narrow(value: f64) -> f32 {
     value as f32
 }

@@ -1,6 +1,6 @@
 //! Residuals of compression (error feedback).
 
-/// For each bucket, the gradients that were not sent yet.
+/// The gradients of each bucket that were not sent yet.
 #[derive(Debug, Default)]
 pub(super) struct Residuals(Vec<Vec<f32>>);
 

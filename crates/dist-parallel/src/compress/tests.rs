@@ -154,7 +154,7 @@ fn zeros_stay_zero_and_harm_no_later_step(
     });
     assert_eq!(all[0][0], [0.0; 130]);
     let sum: f32 = all[0][1].iter().map(|value| value.abs()).sum();
-    assert!(sum > 0.5, "what comes after zeros arrives");
+    assert!(sum > 0.5, "gradients after zeros arrive");
 }
 
 #[rstest]
@@ -306,7 +306,7 @@ proptest! {
                     let due = left[rank][index] + gradients[rank][index];
                     let kept = all[rank][step].0[index];
                     if kept.to_bits() != due.to_bits() {
-                        prop_assert_eq!(kept.to_bits(), (-0.0_f32).to_bits(), "what was sent leaves nothing");
+                        prop_assert_eq!(kept.to_bits(), (-0.0_f32).to_bits(), "sent values leave no residual");
                         sent[rank][index] = Some(due);
                     }
                     left[rank][index] = kept;

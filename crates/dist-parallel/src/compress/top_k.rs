@@ -156,7 +156,7 @@ impl SparseGradient {
     }
 }
 
-/// Values with their indices, in ascending order.
+/// The values of a tensor with their indices, in ascending order.
 type Entries = Vec<(usize, f32)>;
 
 /// Adds the right entries to the left ones.

@@ -50,8 +50,8 @@ fn below(len: u64, random: u64) -> u64 {
     u64::try_from(scaled).expect("it is less than the length")
 }
 
-/// The output function of SplitMix64 (Steele, Lea and Flood, 2014): a bijection in which every bit of the result
-/// depends on every bit of the argument.
+/// Computes the output function of SplitMix64 (Steele, Lea and Flood, 2014): a bijection. Every bit of the
+/// result depends on every bit of the argument.
 const fn mix(z: u64) -> u64 {
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

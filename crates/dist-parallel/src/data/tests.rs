@@ -112,7 +112,7 @@ proptest! {
     }
 
     #[test]
-    fn an_epoch_has_every_example_as_often_as_its_last_step_says(sampler in samplers()) {
+    fn an_epoch_has_every_example_once_except_by_the_rule_of_its_last_step(sampler in samplers()) {
         let whole = sampler.batch * sampler.micro_batches;
         let order: Vec<_> = (0..sampler.len).map(|place| sampler.example_at(place)).collect();
         let expected: Vec<_> = match sampler.last {

@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 use crate::{BoxError, FloatType, Values};
 
-/// Converts activations to flat values and back, to send them between stages.
+/// A codec that converts activations to flat values and back, to send them between stages.
 ///
 /// Gradients of activations have the same type `A` and are sent in the same way.
 pub trait Activations<A>: Send {

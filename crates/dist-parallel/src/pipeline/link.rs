@@ -148,9 +148,7 @@ impl LinkReceiver {
     pub(super) fn receive(&mut self) -> Result<(TensorMeta, Flat)> {
         self.post();
         let (meta, values) = match self.posted.take().expect("no more is received than is sent") {
-            Posted::Values(values) => {
-                (self.meta.clone().expect("it was begun by what it looks like"), values)
-            }
+            Posted::Values(values) => (self.meta.clone().expect("the metadata came first"), values),
             Posted::Header(header) => {
                 let meta = TensorMeta::decode(&flat::wait(header)?).ok_or(Error::NoActivation)?;
                 if !self.each_described {

@@ -165,7 +165,7 @@ impl<'a> ScheduleRun<'a> {
             self.ranks[rank].act(action);
             self.memory(rank, action)?;
             if let Some(received) = received(action) {
-                let link = link(received).expect("what is sent is received");
+                let link = link(received).expect("every sent message is received");
                 self.links.entry(link).or_default().push_back(received);
             }
             self.ranks[rank].next += 1;

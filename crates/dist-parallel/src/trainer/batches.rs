@@ -16,10 +16,10 @@ pub struct Batches<'a, A> {
     pub next: &'a mut BatchFn<'a, A>,
 }
 
-/// Returns the micro-batch of a number.
+/// A function that returns the micro-batch with a number.
 pub type BatchFn<'a, A> = dyn FnMut(usize) -> Result<(A, LossFn<'a, A>), BoxError> + 'a;
 
-/// Computes the loss, its weight and its gradient from the model's output.
+/// A function that computes the loss, its weight and its gradient from the model's output.
 pub type LossFn<'a, A> = Box<dyn FnOnce(A) -> Result<((f32, u64), A), BoxError> + 'a>;
 
 /// Calls `f` with micro-batches whose losses are boxed.
@@ -56,7 +56,8 @@ pub struct Computation<'a, M> {
     pub compute: &'a mut ComputeFn<'a, M>,
 }
 
-/// Computes a micro-batch with the model, reports its gradients, and returns the loss and its weight.
+/// A function that computes a micro-batch with the model, reports its gradients, and returns the loss and its
+/// weight.
 pub type ComputeFn<'a, M> = dyn FnMut(&mut M, usize, &mut Ready<'_>) -> Result<(f32, u64), BoxError> + 'a;
 
 /// Calls `f` with an evaluation whose losses have their weights.

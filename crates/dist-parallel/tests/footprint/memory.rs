@@ -24,7 +24,7 @@ const fn smallest(strategy: ShardingStrategy) -> usize {
     }
 }
 
-/// The measured memory of a rank, and that of its plan.
+/// The measured memory of a rank, and the memory of its plan.
 #[derive(Debug, Clone, Copy)]
 struct Needed {
     /// The bytes after sharding, after one step and after another, and the peak of that step.
@@ -44,7 +44,7 @@ enum Steps {
 }
 
 impl Steps {
-    /// The number of assigned micro-batches with the same rounds.
+    /// Returns the number of assigned micro-batches with the same rounds.
     fn dealt(self) -> usize {
         match self {
             Self::Of(micro_batches) => micro_batches,
@@ -132,7 +132,7 @@ fn steps_of_one_process_leave_not_a_byte_behind(
 #[case(ShardingStrategy::ShardOptimizer)]
 #[case(ShardingStrategy::NoShard)]
 #[case(ShardingStrategy::HybridShard { shard_degree: 2 })]
-fn each_strategy_needs_the_memory_that_its_plan_says(
+fn each_strategy_needs_the_memory_of_its_plan(
     #[case] strategy: ShardingStrategy,
     #[values(1, 3)] rounds: usize,
 ) {

@@ -50,5 +50,5 @@ fn left_behind(parameters: usize, kind: ScheduleKind, ranks: usize) -> Vec<i64> 
 #[case::on_one(ScheduleKind::Interleaved { stages_per_rank: 2 }, 1)]
 fn tied_parameters_leak_no_memory_between_steps(#[case] kind: ScheduleKind, #[case] ranks: usize) {
     let [small, large] = [1 << 10, 2 << 10].map(|parameters| left_behind(parameters, kind, ranks));
-    assert_eq!(small, large, "bytes are left behind that depend on the size of what is tied");
+    assert_eq!(small, large, "the bytes that are left depend on the size of the tied parameter");
 }

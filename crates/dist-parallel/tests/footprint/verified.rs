@@ -108,7 +108,7 @@ fn ddp_sends_the_bytes_that_the_verifier_counts(#[values(2, 3, 5, 6, 7)] ranks: 
         let counted = ddp.step(ranks, batch).unwrap().bytes_sent;
         let buckets =
             plan.buckets().iter().map(|bucket| sent(&world, Operation::AllReduce, bucket.len(), F32));
-        // Beside the buckets, the loss, four numbers, and one number for each parameter are sent.
+        // In addition to the buckets, the loss, four numbers, and one number for each parameter are sent.
         let loss = sent(&world, Operation::AllReduce, 1, F32);
         let tally = sent(&world, Operation::AllReduce, 4 + LENS.len(), size_of::<i64>());
         (counted, buckets.sum::<u64>() + loss + tally)

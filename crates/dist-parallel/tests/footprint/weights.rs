@@ -1,4 +1,4 @@
-//! A model in which only parameters need memory.
+//! A model whose parameters need nearly all of its memory.
 
 use std::slice;
 
@@ -9,7 +9,7 @@ use dist_parallel::{Block, BoxError, FloatType, ParamInfo, Params, Sequence, Val
 /// One value, the activation of all blocks.
 pub(crate) type Value = [f32; 1];
 
-/// x/2 + the weighted mean of many parameters.
+/// A model that computes x/2 + the weighted mean of many parameters.
 pub(crate) struct Weights {
     infos: [ParamInfo; 1],
     slot: Slot,
@@ -25,7 +25,7 @@ impl Weights {
     }
 }
 
-/// The initial value of every parameter.
+/// Writes the initial value of every parameter.
 pub(crate) fn initial(parameter: usize, values: ValuesMut<'_>) {
     let ValuesMut::F32(values) = values else { panic!("the model is f32") };
     values.iter_mut().zip(0_u8..=250).for_each(|(value, index)| *value = f32::from(index) / 100.0);
@@ -93,7 +93,7 @@ pub(crate) fn model(lens: &[usize], loaded: Materialised) -> Sequence<Value> {
     Sequence::new(lens.iter().enumerate().map(block).collect()).unwrap()
 }
 
-/// Computes a loss, and its gradient.
+/// A function that computes a loss and its gradient.
 type Loss = fn(Value) -> Result<(f32, Value), BoxError>;
 
 /// Returns the input of a micro-batch, and its loss: half the square of the output.

@@ -28,7 +28,7 @@ fn bytes(comm: Communicator, rounds: usize, options: &FsdpOptions) -> (u64, u64)
     (fsdp.tensor_bytes_sent(), fsdp.plan().wire_bytes(micro_batches) as u64)
 }
 
-/// The formulas of these strategies. `HybridShard` shards among 2.
+/// Returns the bytes by the formula of a strategy. `HybridShard` shards among 2.
 fn expected(strategy: ShardingStrategy, ranks: u64, rounds: u64) -> u64 {
     let once = (ranks - 1) * P / ranks;
     match strategy {

@@ -24,12 +24,12 @@ fn refused(
     make: impl Fn(Communicator) -> Result<Pipeline<Rows>, Error> + Send + Sync + 'static,
 ) -> Vec<Error> {
     let outcome = sim::run(1, ranks, move |transport| make(Communicator::new(transport)).unwrap_err());
-    assert!(outcome.elapsed < Duration::from_secs(1), "somebody waited for {:?}", outcome.elapsed);
+    assert!(outcome.elapsed < Duration::from_secs(1), "a rank waited for {:?}", outcome.elapsed);
     outcome.results
 }
 
 #[test]
-fn what_does_not_fit_together_is_refused() {
+fn contradicting_arguments_are_rejected() {
     let four = || split_into_stages(BLOCKS, 4).unwrap();
     for error in
         refused(3, move |comm| Pipeline::new(comm, deep(1), F.schedule(4, 4)?, &four(), PlainVectors))
@@ -130,7 +130,7 @@ impl Block<Rows> for Odd {
     }
 }
 
-/// Returns the result of a step on each rank, with three stages of which the middle one misbehaves.
+/// Returns the result of a step on each rank, with three stages. The middle one misbehaves.
 fn step_with(odd: impl Fn() -> Odd + Send + Sync + 'static) -> Vec<Error> {
     end_of(odd, |pipeline| {
         let step = pipeline.step(
@@ -162,7 +162,7 @@ fn end_of(
         let mut pipeline = Pipeline::new(comm, model, schedule, &stages, PlainVectors).unwrap();
         call(&mut pipeline)
     });
-    assert!(outcome.elapsed < Duration::from_secs(1), "somebody waited for {:?}", outcome.elapsed);
+    assert!(outcome.elapsed < Duration::from_secs(1), "a rank waited for {:?}", outcome.elapsed);
     outcome.results
 }
 
@@ -237,7 +237,7 @@ fn ranks_that_evaluate_different_numbers_get_an_error_and_none_waits(
         train(&mut pipeline);
         differ
     });
-    assert!(outcome.elapsed < Duration::from_secs(1), "somebody waited for {:?}", outcome.elapsed);
+    assert!(outcome.elapsed < Duration::from_secs(1), "a rank waited for {:?}", outcome.elapsed);
     // This is the first rank that differs from the first of all, which can be the odd one itself.
     let named = other.max(1);
     for error in outcome.results {

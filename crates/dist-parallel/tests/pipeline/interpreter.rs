@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use dist_parallel::pipeline::{Action, Item, PipelineSchedule};
 
-/// For each stage, the gradients in its sum when it was reduced.
+/// The gradients in each stage's sum when it was reduced.
 pub(crate) type Computed = BTreeMap<usize, BTreeSet<String>>;
 
 #[derive(Default)]
@@ -41,7 +41,7 @@ pub(crate) fn interpret(schedule: &PipelineSchedule) -> Result<Computed, String>
         }
     }
     if ranks.iter().zip(schedule.actions()).any(|(rank, list)| rank.next < list.len()) {
-        return Err("somebody waits".to_owned());
+        return Err("a rank waits".to_owned());
     }
     if links.values().any(|link| !link.is_empty()) {
         return Err("a message is left".to_owned());

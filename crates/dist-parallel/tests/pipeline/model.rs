@@ -12,7 +12,7 @@ pub(crate) const STEPS: usize = 2;
 /// The result of a training: the parameters, and every step's loss.
 pub(crate) type Trained = (Vec<u32>, Vec<u32>);
 
-/// 19 blocks. Four of them, far apart, share one weight; another is frozen.
+/// Returns a model of 19 blocks. Four of them, far apart, share one weight; another is frozen.
 pub(crate) fn deep(seed: u64) -> Sequence<Rows> {
     let first = Linear::new("l0", 3, 3, seed);
     let mut tied = Vec::new();

@@ -66,7 +66,7 @@ fn every_schedule_of_every_size_is_valid_and_holds_the_activations_of_its_formul
 }
 
 #[rstest]
-fn in_unit_time_ranks_wait_as_long_as_the_formula_says(#[values(1, 2, 3, 4, 6, 8)] ranks: usize) {
+fn with_unit_times_the_waits_agree_with_the_formula(#[values(1, 2, 3, 4, 6, 8)] ranks: usize) {
     for kind in KINDS {
         let (mut told, costs) = (0, units(kind, ranks));
         for micro_batches in 1..=24 {

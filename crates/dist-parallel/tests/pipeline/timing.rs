@@ -148,7 +148,7 @@ fn blocks_are_measured_and_divided_by_their_cost() {
 }
 
 #[test]
-fn stages_wait_as_long_as_the_communicator_is_told_to() {
+fn stages_wait_for_the_timeout_of_the_communicator() {
     const MINUTE: Duration = Duration::from_secs(60);
     let cost = StageCost { forward: 2 * MINUTE, ..StageCost::default() };
     let outcome = sim::run(1, 2, move |transport| {

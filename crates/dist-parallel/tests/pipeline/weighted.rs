@@ -13,7 +13,7 @@ use crate::training::{KINDS, Pipe, pipeline, whole};
 
 type Weighted = ((f32, u64), Rows);
 
-/// The number of tokens of each micro-batch of a step.
+/// Returns the number of tokens of each micro-batch of a step.
 fn tokens(step: usize, index: usize) -> u64 {
     [3, 0, 128, 1, 77, 50, 2, 9][(step + index) % 8]
 }

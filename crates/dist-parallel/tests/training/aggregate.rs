@@ -145,7 +145,7 @@ fn gradients_that_differ_are_an_error_on_every_rank(
 /// If gradients differ in number, type or length, the step ends on every rank with the same error, whichever rank
 /// notices first. Training then continues.
 #[rstest]
-fn a_step_with_gradients_that_differ_is_the_same_error_on_every_rank_and_harms_nobody(
+fn a_step_with_differing_gradients_is_the_same_error_on_every_rank_without_harm(
     #[values(0, 1, 2, 3, 4)] seed: u64,
     #[values(2, 3, 5)] ranks: usize,
     #[values(Aggregation::AllReduce, Aggregation::ParameterServer { server: 1 })] aggregation: Aggregation,
@@ -217,7 +217,7 @@ fn a_loop_of_ones_own_trains_the_same_with_every_aggregator() {
 }
 
 #[rstest]
-fn a_piece_of_a_step_that_fails_ends_it_for_everybody(#[values(false, true)] in_apply: bool) {
+fn a_failed_part_of_a_step_ends_the_step_on_every_rank(#[values(false, true)] in_apply: bool) {
     let results = run_at_once(3, move |comm| {
         let rank = comm.rank();
         let mut aggregator = Aggregation::AllReduce.over(comm).unwrap();
@@ -244,7 +244,7 @@ fn a_piece_of_a_step_that_fails_ends_it_for_everybody(#[values(false, true)] in_
         match (rank, in_apply) {
             (1, false) => {
                 assert!(matches!(error, Error::Compute(source) if source.to_string() == "no more data"));
-                assert_eq!((*computed, *applied), (1, 0), "nothing comes after what failed");
+                assert_eq!((*computed, *applied), (1, 0), "nothing runs after the failure");
             }
             (1, true) => assert!(matches!(error, Error::Apply(_)), "{error:?}"),
             _ => {

@@ -156,7 +156,7 @@ macro_rules! count_of {
     }};
 }
 
-/// For each rank, the number of forwards in a step and the sum of its inputs.
+/// Returns the number of forwards in a step and the sum of its inputs for each rank.
 fn of_ranks(way: TrainingWay, ranks: usize, micro_batches: usize) -> Vec<[f64; 2]> {
     let in_turns = !matches!(
         way,
@@ -212,7 +212,7 @@ fn a_block_that_counts_its_forwards_counts_the_same_under_every_strategy(
 
 /// A pipeline computes all micro-batches on every stage, as one process does.
 #[rstest]
-fn a_block_in_a_pipeline_counts_what_it_counts_in_one_process(#[values(1, 2)] ranks: usize) {
+fn a_block_in_a_pipeline_counts_as_in_one_process(#[values(1, 2)] ranks: usize) {
     let alone = sim::run(1, 1, |transport| {
         let model = model(BufferSync::Broadcast, FloatType::F64);
         let mut ddp = Ddp::new(Communicator::new(transport), model, DdpOptions::default()).unwrap();
@@ -430,7 +430,7 @@ fn a_change_of_a_parameter_by_a_block_is_an_error_if_it_would_be_lost(
         let mut steps = 0;
         let error = loop {
             steps += 1;
-            assert!(steps < 100, "nobody notices");
+            assert!(steps < 100, "the difference was not detected");
             if let Err(error) = fsdp.step(4, batch) {
                 break error;
             }

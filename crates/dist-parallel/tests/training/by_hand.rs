@@ -25,7 +25,8 @@ pub(crate) fn grouped(infos: &[ParamInfo], other: &str) -> AdamW {
     adamw(DECAYS[0]).with_groups(groups).unwrap()
 }
 
-/// Applies one optimizer without groups for each of the groups. The first has the state of all slices.
+/// An optimizer of groups that applies one optimizer without groups for each of them. The first has the state
+/// of all slices.
 pub(crate) struct ByHand {
     group_of: Vec<usize>,
     optimizers: [AdamW; 3],
@@ -48,7 +49,7 @@ impl ByHand {
         by_hand
     }
 
-    /// Exchanges the states of the first optimizer and of that of a group.
+    /// Exchanges the states of the first optimizer with those of a group's optimizer.
     fn swap_states(&mut self, group: usize) {
         if let Ok([first, own]) = self.optimizers.get_disjoint_mut([0, group]) {
             std::mem::swap(first.states_mut().unwrap(), own.states_mut().unwrap());

@@ -25,8 +25,8 @@ struct Training<T> {
 /// function.
 type Call<T> = (&'static str, &'static str, fn(&mut Training<T>) -> Result<(), Error>);
 
-/// After a common step, rank 0 makes one call and rank 1 another, for every pair. Both then continue with steps, the
-/// first of the calls. Every rank gets an error at once that names both calls.
+/// Checks every pair of calls. After a common step, rank 0 makes one call and rank 1 another. Both then
+/// continue with steps, the first of the calls. Every rank must get an error at once that names both calls.
 fn check<T: 'static>(make: fn(Communicator) -> T, calls: &[Call<T>]) {
     let pairs = calls.iter().flat_map(|first| calls.iter().map(move |second| (first, second)));
     for (&(first, described, on_0), &(second, other, on_1)) in
@@ -67,7 +67,7 @@ fn training<T>(trainer: T, path: &Path) -> Training<T> {
     Training { trainer, sgd: Sgd::new(SgdOptions::default()).unwrap(), checkpoints: Checkpoints::at(path) }
 }
 
-/// The calls of checkpoints.
+/// Returns the calls of checkpoints.
 fn calls_of_checkpoints<T: Shards>() -> [Call<T>; 4] {
     [
         ("save", "saves step 1", |t| t.checkpoints.save(&mut t.trainer, Some(&t.sgd), 1)),
@@ -90,7 +90,7 @@ fn step_of_replicas(t: &mut Replicas) -> Result<(), Error> {
     t.trainer.step(2, batch).map(drop)
 }
 
-/// The input of a micro-batch, and the function that computes its loss.
+/// Returns the input of a micro-batch, and the function that computes its loss.
 fn batch(index: usize) -> Result<(Rows, Differentiate), BoxError> {
     let (input, target) = micro_batch(0, index);
     Ok((input, Box::new(squared_error(target))))
@@ -225,14 +225,14 @@ fn a_save_on_one_rank_and_a_load_on_the_other_is_an_error_and_training_continues
 #[rstest]
 #[case("tcp")]
 #[case("shm")]
-fn of_processes_of_which_one_saves(#[case] medium: &str) {
+fn processes_get_an_error_if_only_one_of_them_saves(#[case] medium: &str) {
     use std::time::Duration;
 
     use dist_testkit::process;
 
     let Some(rank) = process::rank() else {
         let case = if medium == "tcp" { 1 } else { 2 };
-        let name = format!("calls::of_processes_of_which_one_saves::case_{case}");
+        let name = format!("calls::processes_get_an_error_if_only_one_of_them_saves::case_{case}");
         // The deadline of a call is a minute.
         let limit = Duration::from_secs(50);
         process::ranks_with(2, &name, limit, &[("DIST_TRANSPORT", medium)]).assert_success();

@@ -164,7 +164,7 @@ impl BucketHook for Failing {
 }
 
 #[rstest]
-fn a_hook_that_fails_ends_the_job_for_everybody(
+fn a_failing_hook_ends_the_job_on_every_rank(
     #[values(Failure::Own, Failure::Everybodys, Failure::Panic)] failure: Failure,
 ) {
     let results = run_at_once(3, move |comm| {
@@ -210,7 +210,7 @@ fn bytes_sent(compression: &'static str) -> Vec<u64> {
 #[case("topk:0.01", 8 * 20)]
 #[case("powersgd:4", 4 * 4 * (40 + 50))]
 fn a_step_reports_the_bytes_that_it_sent(#[case] compression: &'static str, #[case] bucket: u64) {
-    // Beside the bucket, the loss and five numbers are sent.
+    // In addition to the bucket, the loss and five numbers are sent.
     assert_eq!(bytes_sent(compression), [bucket + 4 + 8 * 5; 2]);
 }
 

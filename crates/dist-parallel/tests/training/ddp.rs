@@ -87,7 +87,7 @@ fn owners(model: &dyn Params) -> Vec<usize> {
     (0..model.infos().len()).filter(owns).collect()
 }
 
-/// The loss of a micro-batch, then its gradients.
+/// Returns the loss of a micro-batch, then its gradients.
 fn leaf(model: &mut Sequence<Rows>, step: usize, index: usize) -> Vec<f32> {
     use dist_parallel::Block;
     let mut gradients: Vec<Vec<f32>> = model.infos().iter().map(|_| Vec::new()).collect();
@@ -193,7 +193,8 @@ fn a_missing_gradient_of_a_micro_batch_counts_as_zero(#[values(1, 2, 4)] ranks: 
         for _ in 0..2 {
             let report =
                 |_: &mut Sequence<Rows>, index: usize, ready: &mut dist_parallel::model::Ready<'_>| {
-                    // The bias of `first` (1) in one micro-batch of four, that of `last` (7) in all but one.
+                    // The bias of `first` (1) has a gradient in one micro-batch of four, the bias of `last`
+                    // (7) in all but one.
                     if index == 2 {
                         ready(1, Values::F32(&[4.0, -0.0, 1.0]))?;
                     }
@@ -212,7 +213,7 @@ fn a_missing_gradient_of_a_micro_batch_counts_as_zero(#[values(1, 2, 4)] ranks: 
         assert_eq!(gradients[1], as_bits(&[1.0, 0.0, 0.25]));
         assert_eq!(gradients[7], as_bits(&[1.5, 0.75]));
         let others = [0, 2, 3, 4, 5, 6].map(|index| gradients[index].is_none());
-        assert_eq!(others, [true; 6], "nobody had a gradient for these");
+        assert_eq!(others, [true; 6], "no rank had a gradient for these");
     }
 }
 

@@ -24,7 +24,7 @@ pub(crate) fn run_at_once<T: Send + 'static>(
     program: impl Fn(Communicator) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
     let outcome = sim::run(11, ranks, move |transport| program(Communicator::new(transport)));
-    assert!(outcome.elapsed < Duration::from_secs(1), "somebody waited for {:?}", outcome.elapsed);
+    assert!(outcome.elapsed < Duration::from_secs(1), "a rank waited for {:?}", outcome.elapsed);
     outcome.results
 }
 
@@ -129,7 +129,7 @@ fn an_invalid_model_on_one_rank_is_an_error_on_all_ranks() {
     assert!(results.iter().all(told), "{results:?}");
 }
 
-/// A step in which one rank makes a mistake.
+/// Takes a step with a mistake on one rank.
 fn step_with_fault(
     fault: impl Fn(&Bag, &mut Ready<'_>) -> Result<(), Error> + Send + Sync + 'static,
 ) -> Vec<Error> {
@@ -164,7 +164,7 @@ fn step_with_fault(
 }
 
 #[test]
-fn a_computation_that_fails_ends_the_job_for_everybody() {
+fn a_failing_computation_ends_the_job_on_every_rank() {
     let errors = step_with_fault(|_, _| Err(Error::UnknownName { name: "the data".into() }));
     assert!(matches!(&errors[1], Error::UnknownName { name } if name == "the data"), "{errors:?}");
     let errors = run_at_once(2, |comm| {
@@ -200,7 +200,7 @@ enum Trainer {
     Apart,
 }
 
-/// A step that computes from the result of `data`.
+/// Takes a step that computes from the result of `data`.
 fn step_from(
     trainer: Trainer,
     comm: Communicator,

@@ -217,7 +217,7 @@ fn ranks_with_different_evaluations_get_an_error_and_can_continue() {
 }
 
 #[test]
-fn an_evaluation_that_fails_on_one_rank_ends_the_job_for_everybody() {
+fn an_evaluation_that_fails_on_one_rank_ends_the_job_on_every_rank() {
     let results = run_at_once(2, |comm| {
         let rank = comm.rank();
         let options = FsdpOptions::new(ShardingStrategy::FullShard);

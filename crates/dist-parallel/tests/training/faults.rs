@@ -56,7 +56,7 @@ fn sharded(world: &mut Communicator, rounds: usize) -> Result<(), BoxError> {
     shared_by(ShardingStrategy::FullShard, world, rounds)
 }
 
-/// In two groups of two that the caller does not know.
+/// Trains in two groups of two that the caller does not know.
 fn hybrid(world: &mut Communicator, rounds: usize) -> Result<(), BoxError> {
     shared_by(ShardingStrategy::HybridShard { shard_degree: 2 }, world, rounds)
 }
@@ -74,7 +74,7 @@ fn shared_by(strategy: ShardingStrategy, world: &mut Communicator, rounds: usize
     Ok(())
 }
 
-/// Each rank alone, except for synchronisation points.
+/// Trains each rank alone, except for synchronisation points.
 fn apart(world: &mut Communicator, rounds: usize) -> Result<(), BoxError> {
     let infos = vec![ParamInfo::new("some", [7], FloatType::F32)];
     let mut local = LocalSgd::new(world.fork()?, Bag::new(infos, 1), LocalSgdOptions::average(2))?;
@@ -102,7 +102,7 @@ fn ends(program: Program, shares: bool, seed: u64, fault: Fault) -> Vec<Option<E
     results.map(|(rank, end)| end.map(|(time, told)| (time.saturating_sub(clocks(rank)), told))).collect()
 }
 
-/// The rank that an error names, by its number in the world, and the cause.
+/// Returns the rank that an error names, by its number in the world, and the cause.
 fn culprit(error: &(dyn StdError + 'static)) -> (usize, &'static str) {
     let mut chain = std::iter::successors(Some(error), |&error| error.source());
     let error = chain.find_map(communication).expect("communication failed");
@@ -160,7 +160,7 @@ enum Told {
     Told::Unreachable([2, 3], Duration::from_secs(3)),
 )]
 #[case::changed_header(Fault::Corrupt { from: 3, to: 2, byte: 0 }, Told::Culprit(3, "protocol", SECOND))]
-fn every_survivor_is_told_of(
+fn every_survivor_reports(
     #[case] fault: Fault,
     #[case] expected: Told,
     #[values(groups, whole, sharded, hybrid, apart)] program: Program,
@@ -168,7 +168,7 @@ fn every_survivor_is_told_of(
     #[values(0, 1)] seed: u64,
 ) {
     let ends = ends(program, shares, seed, fault);
-    let first = ends.iter().flatten().next().expect("somebody survives").1;
+    let first = ends.iter().flatten().next().expect("a rank survives").1;
     for (rank, end) in ends.into_iter().enumerate() {
         let Some((time, told)) = end else {
             // A rank that died or stands still forever reports nothing.
@@ -202,7 +202,7 @@ fn a_rank_that_is_cut_off_believes_the_coordinator_lost(
     let fault =
         Fault::Partition { from: vec![2], to: vec![0, 1, 3], directions: Directions::Both, lasts: None };
     for (rank, end) in ends(program, false, seed, fault).into_iter().enumerate() {
-        let (time, told) = end.expect("nobody died");
+        let (time, told) = end.expect("no rank died");
         assert_eq!(
             told,
             Some(if rank == 2 { (0, "coordinator lost") } else { (2, "silent") }),
@@ -291,7 +291,7 @@ impl Shards for Both {
 
 /// Rank 1 comes a minute late, or dies before the call.
 #[rstest]
-fn an_error_of_every_layer_answers_which_rank_and_whether_it_was_late(
+fn an_error_of_every_layer_names_the_rank_and_distinguishes_timeouts(
     #[values(0, 1, 2, 3, 4, 5, 6)] layer: usize,
     #[values(false, true)] is_late: bool,
 ) {

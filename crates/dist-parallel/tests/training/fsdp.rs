@@ -26,7 +26,7 @@ fn adamw() -> AdamW {
 /// The result of a training with clipping, and every step's norm.
 type Clipped = (Trained, Vec<f64>);
 
-/// Every rank starts with another model, which rank 0's replaces.
+/// Trains a model. Every rank starts with another model, which is replaced by rank 0's.
 pub(crate) fn train(
     comm: Communicator,
     micro_batches: usize,
@@ -89,7 +89,8 @@ pub(crate) fn train_whole(micro_batches: usize, steps: usize, clip: f64) -> Clip
 #[track_caller]
 fn check(ranks: usize, micro_batches: usize, options: FsdpOptions, expected: &Trained) {
     let network = || sim::Network::new(ranks).with_seed(ranks as u64);
-    // With shared memory, ranks read each other's shards, and a model that copies does not get a view.
+    // With shared memory, ranks read each other's shards, and a model that copies its values gives no view of
+    // them.
     let worlds =
         [(network(), false), (network().with_shared_memory(), false), (network().with_shared_memory(), true)];
     for (number, (network, copies)) in worlds.into_iter().enumerate() {
@@ -358,7 +359,7 @@ fn ranks_that_cannot_be_divided_are_an_error() {
 }
 
 #[test]
-fn options_of_which_ranks_differ_are_an_error_on_every_rank() {
+fn differing_options_are_an_error_on_every_rank() {
     let outcome = sim::run(1, 3, |transport| {
         let comm = Communicator::new(transport);
         let prefetch = usize::from(comm.rank() == 2);

@@ -86,7 +86,7 @@ fn model(dtype: FloatType) -> Sequence<Rows> {
     Sequence::new(LENS.iter().enumerate().map(block).collect()).unwrap()
 }
 
-/// The last parameter is tied to the first.
+/// Returns a model whose last parameter is tied to the first.
 fn tied_model() -> Sequence<Rows> {
     let steep = |name: &str, len| -> Box<dyn Block<Rows>> { Box::new(Steep::new(name, len, FloatType::F16)) };
     let mut model = Sequence::new(vec![steep("a", 5), steep("b", 3), steep("c", 2), steep("d", 5)]).unwrap();
@@ -94,7 +94,7 @@ fn tied_model() -> Sequence<Rows> {
     model
 }
 
-/// The tree T(n) over `f32` numbers.
+/// Evaluates the tree T(n) over `f32` numbers.
 fn tree(leaves: &[f32]) -> f32 {
     if let [leaf] = leaves {
         return *leaf;
@@ -132,7 +132,7 @@ fn assert_mean(found: Option<Values<'_>>, expected: &[f16], context: &str) {
     assert_eq!(bits(found), bits(expected), "{context}: {found:?}, not {expected:?}");
 }
 
-/// Eight micro-batches: ones, the largest values, and some whose `f32` sums are rounded.
+/// Returns eight micro-batches: ones, the largest values, and some whose `f32` sums are rounded.
 fn cases() -> Vec<Vec<f32>> {
     let noise = |seed| Numbers(seed).take(8).into_iter().map(|number| number * 60_000.0).collect();
     vec![vec![10_000.0; 8], vec![65_504.0; 8], noise(1), noise(2), noise(3)]
@@ -443,7 +443,7 @@ fn gradients_of_f16_travel_as_many_bytes_as_those_of_f32(#[values(2, 4, 8)] rank
 #[case(ShardingStrategy::ShardGradOp, 4 + 2)]
 #[case(ShardingStrategy::ShardOptimizer, 4 + 2)]
 #[case(ShardingStrategy::NoShard, 4 + 4)]
-fn sharded_training_sends_the_bytes_that_its_plan_says(
+fn sharded_training_sends_the_bytes_of_its_plan(
     #[case] strategy: ShardingStrategy,
     #[case] bytes_of_value: usize,
     #[values(2, 4)] ranks: usize,

@@ -84,7 +84,8 @@ impl Block<Rows> for Scale {
     }
 }
 
-/// Both half types in one unit, together with f32. The ranks divide no number of parameters.
+/// Returns a model with both half types in one unit, together with f32. No number of parameters is divisible
+/// by the ranks.
 fn model(seed: u64) -> Sequence<Rows> {
     let scale = |name: &str, columns, dtype, more| Scale::new(name, columns, dtype, seed + more);
     let blocks: Vec<Box<dyn Block<Rows>>> = vec![

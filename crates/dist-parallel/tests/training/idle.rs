@@ -10,7 +10,7 @@ use rstest::rstest;
 use crate::ddp::optimizer;
 use crate::plain::{Linear, Rows, bits, micro_batch, squared_error};
 
-/// Two flat parameters, of 1 MiB and of half as much.
+/// Returns a model of two flat parameters, of 1 MiB and of 0.5 MiB.
 fn wide() -> Sequence<Rows> {
     const WIDTH: usize = 1 << 16;
     let blocks: Vec<Box<dyn Block<Rows>>> =

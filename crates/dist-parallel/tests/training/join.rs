@@ -65,7 +65,7 @@ proptest! {
                 });
                 let Some(report) = report.unwrap() else { break gradients };
                 assert_eq!(report.loss, 1.0);
-                let Some(Values::F32(gradient)) = ddp.gradient(0) else { panic!("somebody had a gradient") };
+                let Some(Values::F32(gradient)) = ddp.gradient(0) else { panic!("a rank had a gradient") };
                 gradients.push((report.micro_batches, gradient.iter().map(|value| value.to_bits()).collect()));
             }
         });
@@ -129,7 +129,7 @@ fn a_rank_that_stops_without_joining_is_named() {
     }
 }
 
-/// Three parameters whose gradients are the block's input, which it passes on.
+/// A block with three parameters whose gradients are the block's input, which it passes on.
 pub(crate) struct Echo {
     infos: [ParamInfo; 1],
     slots: [Slot; 1],

@@ -1,4 +1,4 @@
-//! Several groups with the same state, of which one saves.
+//! Several groups with the same state; only the first saves.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -93,5 +93,5 @@ fn other_groups_wait_for_the_phases_of_a_save_and_not_for_removals() {
     for times in &outcome.results[2..] {
         assert!(times.iter().all(|time| *time > TIMEOUT && *time < 3 * TIMEOUT), "{times:?}");
     }
-    assert!(outcome.results[0][1] > 10 * TIMEOUT, "what is old was removed");
+    assert!(outcome.results[0][1] > 10 * TIMEOUT, "old checkpoints were removed");
 }

@@ -386,7 +386,7 @@ fn a_directory_that_cannot_be_removed_blocks_no_save() {
     on_ranks(2, ModelDivision::Even, move |holder| {
         let mut checkpoints = Checkpoints::at(&path).keep_last(std::num::NonZeroUsize::MIN);
         checkpoints.disk.mutation_check = Some(Arc::new(|act, _| match act {
-            DiskOperation::Remove => Err(io::Error::other("somebody reads it")),
+            DiskOperation::Remove => Err(io::Error::other("another process reads it")),
             _ => Ok(()),
         }));
         for step in 1..=3 {

@@ -143,7 +143,7 @@ fn another_trainer_of_the_job_is_refused_and_the_first_goes_on() {
     assert!(owner.contains("this same process with another trainer"), "{fault}");
 }
 
-/// Counts warnings.
+/// A counter of warnings.
 struct Warnings(Arc<AtomicUsize>);
 
 impl Subscriber for Warnings {

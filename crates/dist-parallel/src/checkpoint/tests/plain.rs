@@ -118,7 +118,7 @@ fn a_file_that_cannot_be_written_is_not_removed() {
     assert!(inside.exists());
 }
 
-/// Types and shapes, by name.
+/// The types and shapes of tensors by name.
 type Tensors = HashMap<String, (Dtype, Vec<usize>)>;
 
 /// Writes tensors as another program would.

@@ -78,7 +78,7 @@ fn a_checkpoint_with_frozen_parameters_is_loaded_whole() {
 }
 
 #[test]
-fn ranks_of_which_one_leaves_out_frozen_parameters_get_an_error() {
+fn ranks_get_an_error_if_one_leaves_out_frozen_parameters() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();
     let results = program(2, move |holder| {
@@ -90,8 +90,8 @@ fn ranks_of_which_one_leaves_out_frozen_parameters_get_an_error() {
     assert!(fault.contains("rank 1 saves step 1 with adamw, only what is trained, rank 0 saves"), "{fault}");
 }
 
-/// Every rank is told the first rank that would have written such a value. Of the optimizer's state, frozen parameters
-/// and buffers, all values can be saved.
+/// Every rank gets the first rank that would have written an infinite value or NaN. All values of the
+/// optimizer's state, of frozen parameters and of buffers can be saved.
 #[rstest]
 fn values_that_are_not_finite_are_refused_on_all_ranks(
     #[values(0, 1, 2, 3, 4)] division: usize,

@@ -210,7 +210,7 @@ fn replace(directory: &Path, from: &str, to: &str) {
 }
 
 #[test]
-fn an_index_of_another_name_is_said_to_be_one() {
+fn an_index_of_another_name_is_reported_as_an_index() {
     let directory = tempfile::tempdir().unwrap();
     write_sharded(directory.path(), &tensors());
     let path = directory.path().join("model.safetensors");
