@@ -33,7 +33,7 @@ impl<W: Write + AsFd> BlockingWriter<W> {
     fn retry_until_writable<T>(&mut self, mut attempt: impl FnMut(&mut W) -> io::Result<T>) -> io::Result<T> {
         loop {
             match attempt(&mut self.0) {
-                // What it did not take is still to be written.
+                // Bytes that were not accepted are written in the next attempt.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let writable = || poll(&mut [PollFd::new(&self.0, PollFlags::OUT)], None);
                     rustix::io::retry_on_intr(writable)?;

@@ -50,7 +50,7 @@ fn measure(arguments: &Arguments, config: &Config, kept: &CostCache) -> Result<O
     let now = |what: &str| progress.iter().for_each(|progress| progress.doing(what));
     now("waiting for all ranks to join");
     let transport = ProcessTransport::join(config)?;
-    now("measuring what messages take");
+    now("measuring the costs of messages");
     let medium = transport.medium().name();
     let mut comm = Communicator::new(transport);
     let costs = comm.measure_costs()?;
