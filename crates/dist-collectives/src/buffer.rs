@@ -10,7 +10,8 @@ use dist_transport::{Allocation, Owned};
 
 use crate::{Error, Result};
 
-/// Elements that an operation owns while it runs and returns when it ends. Everywhere else it is a slice.
+/// A buffer of elements that an operation owns while it runs and returns when it ends. At other times it is
+/// used as a slice.
 ///
 /// ```
 /// use dist_collectives::Buffer;

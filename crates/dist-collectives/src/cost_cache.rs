@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_a_transport_is_called_its_costs_are_found_again() {
+    fn costs_are_found_again_with_any_name_of_a_transport() {
         let folder = tempfile::tempdir().unwrap();
         let cache = CostCache::at(folder.path().join("costs"));
         for name in ["", "#", "my net", "tcp"] {
@@ -207,7 +207,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_link_stays_one_and_what_is_no_file_stays_as_it_is() {
+    fn a_link_is_followed_and_a_directory_is_not_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let (file, link) = (folder.path().join("file"), folder.path().join("link"));
         fs::write(&file, "").unwrap();

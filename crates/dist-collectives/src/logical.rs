@@ -18,7 +18,7 @@ pub enum LogicalOp {
 
 /// # Logical reductions
 impl Communicator {
-    /// Replaces each value by the combination of the values that all ranks have at this place.
+    /// Replaces each value by the combination of all ranks' values at this place.
     ///
     /// ```
     /// use dist_collectives::{Communicator, LogicalOp};

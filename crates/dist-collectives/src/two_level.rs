@@ -99,4 +99,5 @@ impl ChosenAlgorithm {
     }
 }
 
-const SUPPORTED: &str = "settings choose what these hosts support, in a group of their ranks";
+const SUPPORTED: &str =
+    "the settings choose an algorithm that these hosts support, in a group of their ranks";

@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn crossovers_are_the_measured_ones_unless_the_environment_says_others() {
+    fn crossovers_are_measured_values_unless_the_environment_sets_others() {
         for silent in [None, Some(String::new())] {
             assert_eq!(crossovers(|_| silent.clone()).unwrap(), Crossovers::default());
         }

@@ -1,4 +1,4 @@
-//! Operations in which ranks wait for each other and move no elements.
+//! Operations that let ranks wait for each other and move no elements.
 
 use std::time::Duration;
 
@@ -68,7 +68,7 @@ impl Engine {
             self.send_bytes(call, rank, word, due)?;
         }
         if let Some(&first) = absent.first() {
-            // Each rank confirms that it received the result, because nobody receives anything in an aborted job.
+            // Each rank confirms that it received the result, because no message arrives in an aborted job.
             let _heard = came.iter().try_for_each(|&rank| self.receive_bytes(call, rank, &mut [], due));
             // A wait with a deadline that has already passed ends the job, with the absent rank as the cause.
             let over = self.transport.runtime().deadline(Duration::ZERO).into();

@@ -9,7 +9,7 @@ use multiversion::multiversion;
 use super::{Scalar, native};
 
 /// The rows of `COUNT` ranks, one per rank in rank order.
-#[allow(unnameable_types, reason = "it is no part of what users of `Element` see")]
+#[allow(unnameable_types, reason = "it is not a part of the public interface of `Element`")]
 pub trait Rows<T, const COUNT: usize> {
     /// Adds the rows in canonical order: `LANES` columns at a time with `add`, the remaining columns with the
     /// scalar rule.
@@ -65,7 +65,7 @@ impl<T: Scalar, const COUNT: usize> Rows<T, COUNT> for InPieces<'_, '_, T, COUNT
     }
 }
 
-/// Blocks of `LANES` numbers, and the remaining numbers.
+/// The blocks of `LANES` numbers, and the remaining numbers.
 type Blocks<'a, T, const LANES: usize> = (&'a mut [[T; LANES]], &'a mut [T]);
 
 #[inline(always)]
@@ -141,7 +141,7 @@ pub(super) fn sum_into_first<T: Scalar>(first: &mut [T], others: &[&[T]]) {
     by_count!(of(first, others) of 1 + others.len(), 4 8);
 }
 
-/// The loop for numbers that are added by the scalar rule.
+/// Adds numbers by the scalar rule in a loop.
 #[multiversion(targets("x86_64+avx2", "aarch64+neon"))]
 pub(super) fn sum_by_rule<T: Scalar, const COUNT: usize, const LANES: usize, R: Rows<T, COUNT>>(rows: R) {
     rows.sum_by(add_by_rule::<T, LANES>);

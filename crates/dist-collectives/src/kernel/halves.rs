@@ -62,7 +62,7 @@ pub(super) fn round_f16(value: f32) -> f16 {
     let bits = value.to_bits();
     let sign = (bits & 0x8000_0000) >> 16;
     let magnitude = bits & 0x7fff_ffff;
-    // As in `round_bf16`, with 13 dropped places and another exponent.
+    // This works as in `round_bf16`, with 13 dropped places and another exponent.
     let normal = magnitude.wrapping_sub(F16_REBIAS).wrapping_add(0xfff + ((magnitude >> 13) & 1)) >> 13;
     // Adding 0.5 gives the last place of the sum the value 2^-24, so the addition itself rounds.
     let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits());

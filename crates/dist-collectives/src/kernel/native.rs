@@ -9,7 +9,7 @@ pub(super) use x86_64::{fetch, narrow_f16, sum_bf16, sum_f16, sum_many_bf16, sum
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) use super::pairs::{sum as sum_bf16, sum_many as sum_many_bf16};
 
-/// There is no prefetch on this architecture.
+/// Does nothing, because no prefetch is implemented for this architecture.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) fn fetch<T>(_soon: &T) {}
 
@@ -53,7 +53,7 @@ mod x86_64 {
     use crate::kernel::halves::{round_f16, widen_f16 as widen_one};
     use crate::kernel::{Scalar, pairs};
 
-    /// Prefetches the cache line in which a value begins that is read soon.
+    /// Prefetches the cache line of a value that is read soon.
     #[inline(always)]
     pub(in crate::kernel) fn fetch<T>(soon: &T) {
         // SAFETY: every processor of this architecture has the instruction, and it has no visible effect.
