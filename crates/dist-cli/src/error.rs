@@ -69,13 +69,13 @@ pub(crate) enum Error {
     )]
     HostUnreachable { host: String, command: String, said: String },
     /// A host has no `distctl` at the expected path.
-    #[error("host {host} has no {distctl}: {said}. Install distctl {} there, or say with --remote-distctl where it is", env!("CARGO_PKG_VERSION"))]
+    #[error("host {host} has no {distctl}: {said}. Install distctl {} there, or give its path with --remote-distctl", env!("CARGO_PKG_VERSION"))]
     NoDistctl { host: String, distctl: String, said: String },
     /// A host has another version of `distctl`.
     #[error("host {host} has distctl {theirs}, and this is {}: install the same version on all hosts", env!("CARGO_PKG_VERSION"))]
     HostVersion { host: String, theirs: String },
     /// `distctl` on a host did not answer, although ssh may have connected.
-    #[error("host {host} did not answer within {} s{said}. Check that {command:?} asks no question there", limit.as_secs())]
+    #[error("host {host} did not answer within {} s{said}. Check that {command:?} does not ask a question there", limit.as_secs())]
     HostSilent { host: String, command: String, limit: Duration, said: String },
     /// `distctl` on a host ended before it joined the job.
     #[error("distctl on host {host} ended at once: {said}")]

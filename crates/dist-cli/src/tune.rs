@@ -37,15 +37,15 @@ struct Line<'a> {
 
 /// Measures in the job of which this process is a rank. Outside a job, starts one.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
-    let kept = |_| {
+    let cache = |_| {
         CostCache::for_user().ok_or_else(|| {
             Error::Usage("DIST_COSTS=off disables the file of costs: unset it to use distctl tune".to_owned())
         })
     };
-    in_a_job(arguments.ranks, kept, |config, kept| measure(arguments, config, &kept))
+    in_a_job(arguments.ranks, cache, |config, cache| measure(arguments, config, &cache))
 }
 
-fn measure(arguments: &Arguments, config: &Config, kept: &CostCache) -> Result<Outcome, Error> {
+fn measure(arguments: &Arguments, config: &Config, cache: &CostCache) -> Result<Outcome, Error> {
     let progress = (config.rank().index() == 0).then(Progress::start).transpose()?;
     let now = |what: &str| progress.iter().for_each(|progress| progress.doing(what));
     now("waiting for all ranks to join");
@@ -57,12 +57,12 @@ fn measure(arguments: &Arguments, config: &Config, kept: &CostCache) -> Result<O
     if comm.rank() != 0 {
         return Ok(Outcome::Success);
     }
-    let written = kept.save(&TopologyKey::new(medium, &comm.hosts()), costs);
-    let file = kept.path().filter(|_| written.is_ok());
+    let written = cache.save(&TopologyKey::new(medium, &comm.hosts()), costs);
+    let file = cache.path().filter(|_| written.is_ok());
     let CostModel { round_ps, byte_ps, reduced_byte_ps } = costs;
     let line = Line { transport: medium, ranks: comm.world_size(), round_ps, byte_ps, reduced_byte_ps, file };
     print(&if arguments.json { line.json() } else { line.sentence() })?;
-    match (written, kept.path()) {
+    match (written, cache.path()) {
         (Err(source), Some(path)) => Err(Error::Write { path: path.to_owned(), source }),
         _ => Ok(Outcome::Success),
     }
@@ -78,7 +78,7 @@ impl Line<'_> {
         let gigabytes = |byte_ps: u64| 1000.0 / byte_ps as f64;
         let file = file.map_or("nowhere".to_owned(), |path| format!("in {}", path.display()));
         format!(
-            "{ranks} ranks, transport {transport}: a round takes {:.1} µs, a link moves {:.2} GB/s, a core reduces {:.1} GB/s; kept {file}\n",
+            "{ranks} ranks, transport {transport}: a round takes {:.1} µs, a link moves {:.2} GB/s, a core reduces {:.1} GB/s; stored {file}\n",
             round_ps as f64 / 1e6,
             gigabytes(byte_ps),
             gigabytes(reduced_byte_ps),

@@ -59,8 +59,8 @@ impl Starter {
     pub(super) fn begin(self, comm: &mut Communicator) -> Result<Duration> {
         comm.barrier()?;
         let runtime = comm.runtime().clone();
-        let Some((ahead, heard)) = self.clock else { return Ok(runtime.now()) };
-        let mut begins = [nanos(runtime.now()) + heard];
+        let Some((ahead, broadcast_time)) = self.clock else { return Ok(runtime.now()) };
+        let mut begins = [nanos(runtime.now()) + broadcast_time];
         comm.broadcast(&mut begins, 0)?;
         let begins = begins[0] - ahead;
         let left = |now: Duration| begins - nanos(now);
@@ -84,9 +84,9 @@ fn compare(comm: &mut Communicator) -> Result<(i64, i64)> {
                 comm.recv(&mut [0_i64], 0)?;
                 comm.send(&[nanos(runtime.now())], 0)?;
             }
-            let mut told = [0];
-            comm.recv(&mut told, 0)?;
-            [ahead] = told;
+            let mut received = [0];
+            comm.recv(&mut received, 0)?;
+            [ahead] = received;
         } else if rank == 0 {
             let mut best = (i64::MAX, 0);
             for _ in 0..TRIES {

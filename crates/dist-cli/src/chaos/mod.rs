@@ -72,16 +72,16 @@ impl Arguments {
         let mut stopped = None;
         for fault in 0..self.faults {
             let plan = Plan::of(self.seed, fault, self.ranks);
-            let heard = Arc::new(JobOutput::new(self.ranks));
+            let output = Arc::new(JobOutput::new(self.ranks));
             progress.doing(format!("fault {} of {}, {}", fault + 1, self.faults, plan.kind.name()));
-            if let Outcome::Stopped { by, .. } = self.start(fault, &mut launcher, heard.clone())? {
+            if let Outcome::Stopped { by, .. } = self.start(fault, &mut launcher, output.clone())? {
                 // The job was stopped before its fault could be judged.
                 stopped = Some(Outcome::Stopped { code: by.code(), by });
                 break;
             }
-            let verdict = Verdict::of(fault, &plan, &heard.reports());
+            let verdict = Verdict::of(fault, &plan, &output.reports());
             if !verdict.is_right() {
-                heard.print_errors(&verdict);
+                output.print_errors(&verdict);
             }
             if self.json {
                 print(&(serde_json::to_string(&verdict).expect("it is text and numbers") + "\n"))?;
@@ -95,7 +95,7 @@ impl Arguments {
     }
 
     /// Runs one job to its end.
-    fn start(&self, fault: u64, launcher: &mut Launcher, heard: Arc<JobOutput>) -> Result<Outcome, Error> {
+    fn start(&self, fault: u64, launcher: &mut Launcher, output: Arc<JobOutput>) -> Result<Outcome, Error> {
         let own = own_program().map_err(Error::OwnProgram)?;
         let numbers = [("--ranks", self.ranks as u64), ("--seed", self.seed), ("--fault", fault)];
         let mut arguments = vec!["chaos".to_owned()];
@@ -103,7 +103,7 @@ impl Arguments {
         arguments.extend(self.transport.map(|name| format!("--transport={}", name.medium().name())));
         let arguments = arguments.into_iter().map(Into::into).collect();
         let job = Job::of(self.ranks, own.into_os_string(), arguments);
-        Job { report_grace: rank::HANG, grace: GRACE, ..job }.run_by(launcher, heard)
+        Job { report_grace: rank::HANG, grace: GRACE, ..job }.run_by(launcher, output)
     }
 }
 
@@ -195,10 +195,11 @@ impl Summary {
         let these: Vec<_> = self.0.iter().filter(|verdict| verdict.kind == kind).collect();
         let (jobs, right) = (these.len(), these.iter().filter(|verdict| verdict.is_right()).count());
         let calls: usize = these.iter().map(|verdict| verdict.calls).sum();
-        let mut heard: Vec<f64> = these.iter().flat_map(|verdict| verdict.heard_ms.iter().copied()).collect();
-        heard.sort_by(f64::total_cmp);
+        let mut delays: Vec<f64> =
+            these.iter().flat_map(|verdict| verdict.heard_ms.iter().copied()).collect();
+        delays.sort_by(f64::total_cmp);
         // The nearest-rank percentile.
-        let at = |percent: usize| heard.get((heard.len() * percent).div_ceil(100).max(1) - 1);
+        let at = |percent: usize| delays.get((delays.len() * percent).div_ceil(100).max(1) - 1);
         let [p50, p99, max] =
             [50, 99, 100].map(|percent| at(percent).map_or("-".to_owned(), |ms| format!("{ms:.1}")));
         (jobs > 0).then(|| {

@@ -79,8 +79,8 @@ mod linux {
 
     /// Starts the launcher with the arguments of this process, and returns its outcome.
     pub(super) fn start_launcher() -> Result<Outcome, Error> {
-        let heard = signals::heeded().into_iter().chain([SIGCHLD]);
-        let mut signals = Signals::new(heard).map_err(Error::Signals)?;
+        let watched = signals::handled_signals().into_iter().chain([SIGCHLD]);
+        let mut signals = Signals::new(watched).map_err(Error::Signals)?;
         adopt_orphans();
         let own = child::own_program().map_err(Error::OwnProgram)?;
         let mut command = Command::new(own);

@@ -145,7 +145,7 @@ impl Rendezvous {
         let report = move || {
             if let Err(error) = Coordinator::tell_ended(&config, &ranks) {
                 // This is also the case if the job on the first machine is over.
-                tracing::debug!(%error, ?ranks, "the coordinator was not told that these ranks have ended");
+                tracing::debug!(%error, ?ranks, "cannot report to the coordinator that these ranks have ended");
             }
         };
         runtime.spawn("ended", report).map(Some).map_err(Error::Thread)

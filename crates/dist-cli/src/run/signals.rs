@@ -13,13 +13,13 @@ use crate::outcome::Stop;
 
 /// Returns the signals that a job handles: those that end it, those that are forwarded, and the one that
 /// stops it temporarily.
-pub(super) fn heeded() -> Vec<i32> {
+pub(super) fn handled_signals() -> Vec<i32> {
     // Signals that the parent process ignored stay ignored. A job under nohup or in the background of a
     // script thus continues as any other program does.
     let ignored = child::ignored_signals();
-    let heeded = [SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2].into_iter();
-    let heeded = heeded.filter(|signal| ignored >> (signal - 1) & 1 == 0);
-    heeded.chain([SIGTERM, SIGTSTP]).collect()
+    let handled_signals = [SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2].into_iter();
+    let handled_signals = handled_signals.filter(|signal| ignored >> (signal - 1) & 1 == 0);
+    handled_signals.chain([SIGTERM, SIGTSTP]).collect()
 }
 
 /// Starts a thread that passes signals to `tell`, and ends all processes of the job if the front process has
@@ -30,8 +30,8 @@ pub(super) fn watch_signals(
     started: &Started,
 ) -> Result<(), Error> {
     // If SIGCHLD were ignored, the kernel would reap ended processes and discard their status.
-    let heard = heeded().into_iter().chain([SIGCHLD, SIGCONT]);
-    let mut signals = Signals::new(heard).map_err(Error::Signals)?;
+    let watched = handled_signals().into_iter().chain([SIGCHLD, SIGCONT]);
+    let mut signals = Signals::new(watched).map_err(Error::Signals)?;
     let started = started.clone();
     let watch = move || {
         // The front process may have ended before the handlers were installed.

@@ -84,8 +84,8 @@ impl Candidate<'_> {
             let limit = STEPS_MAX;
             dist_predict::symmetric(&plan, &network).ok_or(dist_predict::Error::TooManySteps { limit })?
         };
-        let calling = if world.ranks() > 1 { self.calling(world) } else { 0.0 };
-        Ok(Prediction { seconds: prediction.seconds + calling, ..prediction })
+        let call_cost = if world.ranks() > 1 { self.call_cost(world) } else { 0.0 };
+        Ok(Prediction { seconds: prediction.seconds + call_cost, ..prediction })
     }
 
     /// Predicts the time of one of `calls` calls back to back, each with the next root. As in `distctl
@@ -95,15 +95,15 @@ impl Candidate<'_> {
             Box::new((0..calls).flat_map(move |call| (self.schedule)(rank, call % rank.world_size())))
         };
         let prediction = dist_predict::predict(&self.plan(&steps), &self.network(world))?;
-        let copying = world.copying(self.copied, self.memory);
+        let copying = world.copy_time(self.copied, self.memory);
         let fetching =
-            if self.memory < self.buffer.bytes() { world.fetching(self.buffer.bytes()) } else { 0.0 };
-        Ok(prediction.seconds / (calls * self.trips) as f64 + copying + fetching + self.calling(world))
+            if self.memory < self.buffer.bytes() { world.fetch_time(self.buffer.bytes()) } else { 0.0 };
+        Ok(prediction.seconds / (calls * self.trips) as f64 + copying + fetching + self.call_cost(world))
     }
 
     /// Returns the cost of a call in addition to its messages.
-    fn calling(&self, world: &World) -> f64 {
-        if self.is_call { world.calling() } else { 0.0 }
+    fn call_cost(&self, world: &World) -> f64 {
+        if self.is_call { world.call_cost() } else { 0.0 }
     }
 
     fn plan<'a>(
@@ -213,7 +213,7 @@ impl<'a> Case<'a> {
         let size = if whole.is_multiple_of(4) { 4 } else { 1 };
         let buffer = Partition::new(whole / size, size, chunks)
             .ok_or_else(|| Error::Usage(format!("{whole} bytes cannot be divided into {chunks} chunks")))?;
-        let copied = (whole / chunks.max(1) * copied) as u64 + self.put_out();
+        let copied = (whole / chunks.max(1) * copied) as u64 + self.copied_to_output();
         Ok(Candidate {
             name,
             order,
@@ -231,7 +231,7 @@ impl<'a> Case<'a> {
 
     /// Returns the bytes that a rank copies to its output: its own part, if the schedule does not write it
     /// there.
-    fn put_out(&self) -> u64 {
+    fn copied_to_output(&self) -> u64 {
         match self.operation {
             Operation::ReduceScatter => (self.bytes / self.world.ranks()) as u64,
             Operation::AllGather => self.bytes as u64,

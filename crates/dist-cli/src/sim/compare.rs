@@ -62,7 +62,7 @@ struct Measured {
     #[serde(default)]
     transport: String,
     #[serde(flatten)]
-    manner: Manner,
+    conditions: Conditions,
     median_us: f64,
 }
 
@@ -70,7 +70,7 @@ struct Measured {
 /// are different points.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default)]
-struct Manner {
+struct Conditions {
     dtype: String,
     order: String,
     buffers: String,
@@ -78,7 +78,7 @@ struct Manner {
     touch: bool,
 }
 
-impl fmt::Display for Manner {
+impl fmt::Display for Conditions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { dtype, order, buffers, start, touch } = self;
         write!(f, "{dtype} {order} {buffers} {start}{}", if *touch { " touch" } else { "" })
@@ -93,7 +93,7 @@ struct Line {
     bytes: usize,
     algorithm: String,
     #[serde(flatten)]
-    manner: Manner,
+    conditions: Conditions,
     measured_us: f64,
     predicted_us: f64,
     error: f64,
@@ -267,7 +267,7 @@ fn line(point: &Measured, predicted_us: f64, bound: bool) -> Line {
         ranks: point.ranks,
         bytes: point.bytes,
         algorithm: point.algorithm.clone(),
-        manner: point.manner.clone(),
+        conditions: point.conditions.clone(),
         measured_us: point.median_us,
         predicted_us: rounded(predicted_us, 3),
         error: rounded(predicted_us / point.median_us - 1.0, 4),
@@ -330,11 +330,11 @@ fn table(lines: &[Line], model: Option<&Model>) -> String {
         "{:<16} {:>6} {:>10} {:<22} {:>12} {:>12} {:>8}\n",
         "operation", "ranks", "bytes", "algorithm", "measured", "predicted", "error"
     );
-    let manners: BTreeSet<&Manner> = lines.iter().map(|line| &line.manner).collect();
+    let distinct: BTreeSet<&Conditions> = lines.iter().map(|line| &line.conditions).collect();
     for line in lines {
-        let manner = if manners.len() > 1 { format!("  {}", line.manner) } else { String::new() };
+        let conditions = if distinct.len() > 1 { format!("  {}", line.conditions) } else { String::new() };
         text.push_str(&format!(
-            "{:<16} {:>6} {:>10} {:<22} {:>12} {:>12} {:>+7.0} %{manner}\n",
+            "{:<16} {:>6} {:>10} {:<22} {:>12} {:>12} {:>+7.0} %{conditions}\n",
             line.op,
             line.ranks,
             show_bytes(line.bytes as u64),
@@ -365,9 +365,9 @@ fn table(lines: &[Line], model: Option<&Model>) -> String {
 
 /// Compares the predicted fastest algorithm with the measured fastest one. Reports the largest loss.
 fn choices<'a>(lines: impl Iterator<Item = &'a Line>) -> String {
-    let mut points: BTreeMap<(&str, usize, &Manner), Vec<&Line>> = BTreeMap::new();
+    let mut points: BTreeMap<(&str, usize, &Conditions), Vec<&Line>> = BTreeMap::new();
     for line in lines {
-        points.entry((&line.op, line.bytes, &line.manner)).or_default().push(line);
+        points.entry((&line.op, line.bytes, &line.conditions)).or_default().push(line);
     }
     let several = points.values().filter(|lines| lines.len() > 1);
     let worst = several
@@ -390,7 +390,7 @@ mod tests {
 
     fn measured(op: &str, algorithm: &str, ranks: usize, bytes: usize, median_us: f64) -> Measured {
         let (op, algorithm, transport) = (op.to_owned(), algorithm.to_owned(), String::new());
-        Measured { op, ranks, bytes, algorithm, transport, manner: Manner::default(), median_us }
+        Measured { op, ranks, bytes, algorithm, transport, conditions: Conditions::default(), median_us }
     }
 
     #[test]
@@ -459,8 +459,8 @@ mod tests {
         let (name, _) = other.split_once(':').unwrap();
         let others = usual.split(',').map(|field| if field.starts_with(name) { other } else { field });
         let others = others.collect::<Vec<_>>().join(",");
-        let line = |manner: &str, us: f64| -> Measured {
-            serde_json::from_str(&format!("{{{call},{manner},\"median_us\":{us}}}")).unwrap()
+        let line = |conditions: &str, us: f64| -> Measured {
+            serde_json::from_str(&format!("{{{call},{conditions},\"median_us\":{us}}}")).unwrap()
         };
         let lines = [line(usual, 9.0), line(&others, 1.0), line(usual, 9.0)];
         assert_eq!(medians(lines.to_vec()), lines[..2]);
@@ -468,7 +468,8 @@ mod tests {
         let beside = [&lines[0], &lines[1]].map(|point| super::line(point, point.median_us, true));
         assert_eq!(choices(beside.iter()), "");
         let table = table(&beside, None);
-        let told = |line: &Line| table.lines().filter(|row| row.ends_with(&line.manner.to_string())).count();
+        let told =
+            |line: &Line| table.lines().filter(|row| row.ends_with(&line.conditions.to_string())).count();
         assert_eq!(beside.each_ref().map(told), [1, 1], "{table}");
     }
 
@@ -492,7 +493,7 @@ mod tests {
             ranks: 2,
             bytes: 8,
             algorithm: algorithm.to_owned(),
-            manner: Manner::default(),
+            conditions: Conditions::default(),
             measured_us,
             predicted_us,
             error: 0.0,

@@ -195,7 +195,7 @@ impl Model {
     }
 
     /// Returns the additional time for loading a byte of the working set into a cache.
-    pub(super) fn fetching(&self, memory: usize, ranks: usize) -> f64 {
+    pub(super) fn byte_fetch_time(&self, memory: usize, ranks: usize) -> f64 {
         (self.work_with(memory, ranks).byte - self.work.byte).max(0.0)
     }
 }
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!([byte(1), byte(12)], [1.0, 1.0]);
         // Two ranks with 24 MiB each miss half of their 48 MiB.
         assert!((byte(24) - 2.0).abs() < 1e-9 && (byte(48) - 2.5).abs() < 1e-9);
-        assert!((model.fetching(24 << 20, 2) / model.work.byte - 1.0).abs() < 1e-9);
+        assert!((model.byte_fetch_time(24 << 20, 2) / model.work.byte - 1.0).abs() < 1e-9);
     }
 
     #[test]

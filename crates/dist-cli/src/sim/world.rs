@@ -272,19 +272,19 @@ impl World {
     }
 
     /// Returns the time in which a rank with a working set of `memory` bytes copies `bytes` bytes of it.
-    pub(super) fn copying(&self, bytes: u64, memory: usize) -> f64 {
-        let byte = self.model.work.reduce + self.model.fetching(memory, self.ranks_per_host());
+    pub(super) fn copy_time(&self, bytes: u64, memory: usize) -> f64 {
+        let byte = self.model.work.reduce + self.model.byte_fetch_time(memory, self.ranks_per_host());
         bytes as f64 * byte
     }
 
     /// Returns the time in which a rank loads a working set of `bytes` bytes into a cache with other
     /// contents, and writes it back.
-    pub(super) fn fetching(&self, bytes: usize) -> f64 {
-        2.0 * bytes as f64 * self.model.fetching(bytes, self.ranks_per_host())
+    pub(super) fn fetch_time(&self, bytes: usize) -> f64 {
+        2.0 * bytes as f64 * self.model.byte_fetch_time(bytes, self.ranks_per_host())
     }
 
     /// Returns the time of a collective on every rank in addition to its messages.
-    pub(super) const fn calling(&self) -> f64 {
+    pub(super) const fn call_cost(&self) -> f64 {
         self.model.call
     }
 

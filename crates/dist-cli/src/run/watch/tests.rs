@@ -10,9 +10,9 @@ use super::*;
 
 /// A sink that collects lines.
 #[derive(Default)]
-struct Heard(Mutex<Vec<String>>);
+struct CollectedLines(Mutex<Vec<String>>);
 
-impl OutputSink for Heard {
+impl OutputSink for CollectedLines {
     fn write_line(&self, _: usize, _: Stream, line: &[u8]) -> Result<(), Error> {
         self.0.lock().unwrap().push(String::from_utf8_lossy(line).into_owned());
         Ok(())
@@ -24,7 +24,7 @@ fn the_other_ranks_have_the_jobs_time_to_report_after_a_failure() {
     let runtime = Runtime::system();
     let (messages, _words) = runtime.mailbox();
     let (events, mut inbox) = runtime.mailbox();
-    let heard = Arc::new(Heard::default());
+    let heard = Arc::new(CollectedLines::default());
     let minute = Duration::from_secs(60);
     let rendezvous = Rendezvous::here(2, 0).unwrap();
     let mut watch =
@@ -53,7 +53,7 @@ fn a_signal_after_the_end_of_all_ranks_is_reported_with_code_0() {
     let rank = command.spawn().unwrap();
     child::wait_for_end(rustix::process::Pid::from_child(&rank)).unwrap();
     events.send(Event::Signalled(SIGINT));
-    watch.add(rank, &events, &(Arc::new(Heard::default()) as Arc<dyn OutputSink>)).unwrap();
+    watch.add(rank, &events, &(Arc::new(CollectedLines::default()) as Arc<dyn OutputSink>)).unwrap();
     let ended = watch.until_all_have_ended(&mut inbox).unwrap().outcome;
     assert_eq!(ended, Outcome::Stopped { code: 0, by: Stop::Signal(SIGINT) });
 }
@@ -81,7 +81,7 @@ fn the_end_of_the_job_does_not_wait_for_a_process_that_keeps_the_output_open() {
     let runtime = Runtime::system();
     let (messages, _words) = runtime.mailbox();
     let (events, mut inbox) = runtime.mailbox();
-    let heard = Arc::new(Heard::default());
+    let heard = Arc::new(CollectedLines::default());
     let limits = [REPORT_GRACE, Duration::ZERO];
     let rendezvous = Rendezvous::here(1, 0).unwrap();
     let mut watch = Watch::new(&runtime, &messages, 0, limits, rendezvous, &Started::default());
