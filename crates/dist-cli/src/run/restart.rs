@@ -24,8 +24,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// Time limit of a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 
-/// Waits until the first machine has begun a later start than the failed one, and as long as it is still in
-/// the failed one.
+/// Waits until the first machine has begun a later start than the failed one. Gives up if it has left the
+/// failed start for longer than [`BETWEEN_STARTS`].
 pub(super) fn follow_first_machine(
     nodes: &Nodes,
     failed: u16,

@@ -156,7 +156,7 @@ impl<'a> Case<'a> {
             rounds: cost.inside.rounds + cost.across.rounds,
             two_levels: true,
             chunks: two.chunks(hosts),
-            // Its steps reduce into their input.
+            // The input is copied first, because the steps reduce into it.
             copied: if self.operation == Operation::ReduceScatter { two.chunks(hosts) } else { 0 },
             // The cost model is the same for all pairs of ranks, and never prefers two levels.
             chosen: false,

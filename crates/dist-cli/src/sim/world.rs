@@ -184,8 +184,8 @@ impl WorldArguments {
     /// each link.
     ///
     /// # Errors
-    /// Returns those of [`of`](Self::of), and an error if an option describes single ranks or hosts, or
-    /// cores, because one rank stands for all.
+    /// The errors of [`of`](Self::of), and an error if an option describes single ranks or hosts, or cores,
+    /// because one rank stands for all.
     pub(super) fn levels(&self, ranks: usize) -> Result<(World, World), Error> {
         let said = [
             ("--straggler", !self.straggler.is_empty()),
