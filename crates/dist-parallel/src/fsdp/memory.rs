@@ -228,18 +228,14 @@ impl Meter<'_> {
                     Materialised::Copied => self.free(flat_param.len() * flat_param.dtype.size()),
                 })
             }
-            StepAction::Backward(UnitOf { unit: number, .. }, ..) => {
-                if unit(number).reporters > 0 {
-                    self.finish_in_flight(round);
-                    self.open(number);
-                    self.close(number, round);
-                }
+            StepAction::Backward(UnitOf { unit: number, .. }, ..) if unit(number).reporters > 0 => {
+                self.finish_in_flight(round);
+                self.open(number);
+                self.close(number, round);
             }
-            StepAction::Close(UnitOf { unit: number, .. }, _) => {
-                if unit(number).is_root() {
-                    self.finish_in_flight(round);
-                    self.close(number, round);
-                }
+            StepAction::Close(UnitOf { unit: number, .. }, _) if unit(number).is_root() => {
+                self.finish_in_flight(round);
+                self.close(number, round);
             }
             _ => {}
         }
