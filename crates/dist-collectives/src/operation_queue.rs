@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::mem;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -145,7 +145,10 @@ impl OperationQueue {
                 Some(claim) if !claim.take() => Err(claim.missed()),
                 _ => operation(engine, &mut buffer),
             };
-            let done = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+            let done = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+                if engine.transport.runtime().is_unwinding(&*panic) {
+                    resume_unwind(panic);
+                }
                 engine.transport.abort(Cause::Panicked);
                 Err(Error::Panicked)
             });

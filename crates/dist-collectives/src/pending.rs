@@ -317,6 +317,7 @@ impl<B> OperationOutcome<B> {
         if state.result.is_none() {
             state.waker = Some(waker.clone());
         } else {
+            drop(state);
             waker.wake_by_ref();
         }
     }

@@ -167,6 +167,12 @@ impl Runtime {
         self.0.make_waits_exact();
     }
 
+    /// Returns `true` if a simulated runtime unwinds the calling thread by this panic, because the run is over. A thread
+    /// that has caught it must resume it.
+    pub fn is_unwinding(&self, panic: &(dyn Any + Send)) -> bool {
+        self.0.is_unwinding(panic)
+    }
+
     /// Returns a handle that wakes the calling thread.
     pub fn unparker(&self) -> Unparker {
         Unparker(self.0.current())
@@ -246,6 +252,10 @@ pub trait Executor: Send + Sync {
     /// Lets a simulated runtime switch threads between two effects that other threads can see. Real threads need
     /// nothing.
     fn interleave(&self) {}
+    /// Returns `true` if the runtime unwinds the calling thread by this panic.
+    fn is_unwinding(&self, _panic: &(dyn Any + Send)) -> bool {
+        false
+    }
     /// Reports that the calling thread's work ended in this panic, which the joining thread receives.
     fn panicked(&self, _panic: &(dyn Any + Send)) {}
 }

@@ -92,6 +92,10 @@ impl Executor for Skewed {
         self.executor.interleave();
     }
 
+    fn is_unwinding(&self, panic: &(dyn Any + Send)) -> bool {
+        self.executor.is_unwinding(panic)
+    }
+
     fn panicked(&self, panic: &(dyn Any + Send)) {
         self.executor.panicked(panic);
     }

@@ -291,6 +291,10 @@ impl Executor for Scheduler {
         }
     }
 
+    fn is_unwinding(&self, panic: &(dyn Any + Send)) -> bool {
+        panic.is::<Unwound>()
+    }
+
     fn panicked(&self, panic: &(dyn Any + Send)) {
         if let Some(me) = self.me().filter(|_| !panic.is::<Unwound>()) {
             self.lock().record_panic_of_task(me, message(panic));
