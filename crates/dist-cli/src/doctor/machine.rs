@@ -1,4 +1,4 @@
-//! What can be said of a machine without asking its peers.
+//! Findings about a machine that need no other machine.
 
 use std::fs;
 use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
@@ -13,13 +13,13 @@ use super::Finding;
 use crate::run::{NumaNode, files_needed};
 use crate::variables::VARIABLES;
 
-/// Files that a process may have open beside those of its job, by a generous guess.
+/// Generous estimate of a process's open files besides those of its job.
 const OTHER_FILES: u64 = 64;
-/// A name that is looked up for longer is a problem.
+/// Maximum time to look up a name without advice.
 const LOOKUP_MAX: Duration = Duration::from_secs(1);
 
-/// What there is to say of this machine for a job of so many ranks, of which it has `ranks` and hosts the coordinator of
-/// `hosted`.
+/// Returns the findings about this machine for a job of `world_size` ranks. The machine runs `ranks` of them,
+/// and hosts the coordinator of `hosted` of them.
 pub(super) fn look_around(world_size: usize, ranks: usize, hosted: usize) -> impl Iterator<Item = Finding> {
     let found = [
         files(world_size, ranks, hosted),
@@ -35,7 +35,7 @@ pub(super) fn look_around(world_size: usize, ranks: usize, hosted: usize) -> imp
     found.into_iter().flatten().chain(interfaces(Path::new("/sys/class/net")))
 }
 
-/// The NUMA nodes of this machine, and the nodes that each rank may run on.
+/// Returns the NUMA nodes of this machine, and the nodes that each rank may run on.
 pub(super) fn binding(nodes: &[NumaNode], ranks: &[(usize, &[usize])]) -> Option<Finding> {
     if nodes.is_empty() {
         return None;
@@ -59,7 +59,7 @@ pub(super) fn binding(nodes: &[NumaNode], ranks: &[(usize, &[usize])]) -> Option
     )
 }
 
-/// Whether memory may have huge pages.
+/// Returns the setting for huge pages.
 fn pages() -> Option<Finding> {
     let chosen = |name: &str| {
         let text = fs::read_to_string(format!("/sys/kernel/mm/transparent_hugepage/{name}")).ok()?;
@@ -69,12 +69,12 @@ fn pages() -> Option<Finding> {
     Some(Finding::new("huge pages", format!("{own} for memory, {shared} for shared memory")))
 }
 
-/// The word in brackets.
+/// Returns the word in brackets.
 fn chosen_in(text: &str) -> Option<String> {
     Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
 }
 
-/// The network interfaces that are up, with their speed where they tell it.
+/// Returns the network interfaces that are up, with their speed if they report it.
 fn interfaces(folder: &Path) -> Option<Finding> {
     let mut up: Vec<String> =
         fs::read_dir(folder).ok()?.flatten().filter_map(|entry| interface(&entry.path())).collect();
@@ -94,14 +94,14 @@ fn interface(folder: &Path) -> Option<String> {
     Some(format!("{name} with packets of {} bytes{speed}", read("mtu")?))
 }
 
-/// A rank has a connection to each that it exchanges messages with, and memory that it shares with it; a launcher asks for
-/// as many as it can have.
+/// Returns the limit of open files. A rank has a connection and shared memory with each peer. A launcher
+/// raises its limit to the maximum.
 fn files(world_size: usize, ranks: usize, hosted: usize) -> Option<Finding> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     files_within(current?, maximum, (world_size, ranks, hosted))
 }
 
-/// The same where a process may have so many open, and at most, if there is a most.
+/// Returns the finding for these limits; `most` is `None` if there is no maximum.
 fn files_within(
     current: u64,
     most: Option<u64>,
@@ -128,7 +128,7 @@ fn file_size() -> Option<Finding> {
     Some(finding.but("lift it, or messages may have to go over TCP: ulimit -f unlimited"))
 }
 
-/// What a container may use of the processors.
+/// Returns the limit of the processors for a container.
 fn quota() -> Option<Finding> {
     quota_in(&fs::read_to_string("/sys/fs/cgroup/cpu.max").ok()?)
 }
@@ -142,7 +142,7 @@ fn quota_in(text: &str) -> Option<Finding> {
     Some(finding.but_if(cores.fract() != 0.0, advice))
 }
 
-/// What others reach this machine by.
+/// Returns the name and the address by which others reach this machine.
 fn name() -> Option<Finding> {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     let name = name.trim();
@@ -158,7 +158,8 @@ fn name() -> Option<Finding> {
     ))
 }
 
-/// How this machine reaches the coordinator: so the other machines reach it.
+/// Returns the address by which this machine reaches the coordinator. Other machines reach it by the same
+/// address.
 fn coordinator() -> Option<Finding> {
     let name = std::env::var("MASTER_ADDR").ok()?;
     let runtime = Runtime::system();
@@ -209,7 +210,7 @@ fn variables() -> Option<Finding> {
     (!unknown.is_empty()).then(|| finding().but(format!("what does: {}", known.join(", "))))
 }
 
-/// Where measured costs are kept.
+/// Returns the file of measured costs.
 fn costs() -> Option<Finding> {
     let kept = CostCache::for_user();
     let place = kept.as_ref().and_then(|kept| Some((kept, kept.path()?)));
@@ -246,7 +247,7 @@ mod tests {
         "16 open, and 16 if it asks",
         Some("distctl may need 56 for 8 ranks: ulimit -Hn 56")
     )]
-    fn a_process_may_have_so_many_files_open(
+    fn the_limits_of_open_files_are_reported(
         #[case] current: u64,
         #[case] most: Option<u64>,
         #[case] found: &str,
@@ -261,7 +262,7 @@ mod tests {
     #[case(&[&[0][..], &[1]], "2 nodes: rank 3 on cores 0 of node 0; rank 4 on cores 1 of node 1", false)]
     #[case(&[&[0, 1][..], &[0, 1]], "2 nodes: rank 3 on cores 0,1 of node 0,1; rank 4 on cores 0,1 of node 0,1", true)]
     #[case::one_rank_has_all(&[&[0, 1][..]], "2 nodes: rank 3 on cores 0,1 of node 0,1", false)]
-    fn ranks_that_are_spread_over_nodes_are_told(
+    fn ranks_that_are_spread_over_nodes_are_reported(
         #[case] cores: &[&[usize]],
         #[case] found: &str,
         #[case] is_wrong: bool,
@@ -275,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_that_are_up_are_told_with_their_speed() {
+    fn interfaces_that_are_up_are_reported_with_their_speed() {
         let folder = tempfile::tempdir().unwrap();
         for (name, state, speed) in
             [("lo", "unknown", ""), ("eth0", "up", "25000"), ("eth1", "down", ""), ("veth", "up", "-1")]
@@ -317,7 +318,10 @@ mod tests {
     #[case("200000 100000\n", Some(("processes of this container use 2.0 cores at most", false)))]
     #[case("150000 100000\n", Some(("processes of this container use 1.5 cores at most", true)))]
     #[case("", None)]
-    fn part_of_a_core_is_one_to_wait_with(#[case] text: &str, #[case] expected: Option<(&str, bool)>) {
+    fn a_quota_with_a_fraction_of_a_core_has_advice(
+        #[case] text: &str,
+        #[case] expected: Option<(&str, bool)>,
+    ) {
         let found = quota_in(text).map(|finding| (finding.found, finding.advice.is_some()));
         assert_eq!(found, expected.map(|(found, wrong)| (found.to_owned(), wrong)));
     }

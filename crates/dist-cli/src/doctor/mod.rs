@@ -1,4 +1,4 @@
-//! `distctl doctor`: what ranks find where they run, and what would make them faster or fail.
+//! `distctl doctor`: reports the environment of the ranks and the speed between them, with advice.
 
 mod machine;
 mod ranks;
@@ -24,15 +24,14 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// Something that was found out, of one machine or of the ranks. The fields and their order are a contract with whoever
-/// reads them.
+/// A finding about one machine or about the ranks. The fields and their order are a stable contract.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Finding {
     check: String,
     /// The machine, by the lowest rank on it.
     rank: usize,
     found: String,
-    /// What to do about it, if it is not as it should be.
+    /// The action that improves it, if there is one.
     advice: Option<String>,
 }
 
@@ -45,7 +44,7 @@ impl Finding {
         Self { advice: Some(advice.into()), ..self }
     }
 
-    /// The same with this advice if something is wrong.
+    /// Returns the finding, with this advice if something is wrong.
     fn but_if(self, wrong: bool, advice: impl Into<String>) -> Self {
         if wrong { self.but(advice) } else { self }
     }
@@ -59,7 +58,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Looks around in the job that this process is a rank of; alone, starts one.
+/// Examines the job of which this process is a rank. Outside a job, starts one.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     in_a_job(arguments.ranks, |_| Ok(()), |config, ()| report(arguments, config))
 }

@@ -1,4 +1,4 @@
-//! What ranks find out about each other.
+//! Findings about the connections between ranks.
 
 use std::time::{Duration, SystemTime};
 
@@ -13,25 +13,25 @@ use crate::Error;
 use crate::progress::Progress;
 use crate::run::{allowed_cores, numa_nodes};
 
-/// How long ranks may take to open memory to each other.
+/// Time limit for opening memory to each other.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Messages of this size tell how fast data moves.
+/// Size of the messages that measure the speed.
 const LARGE: usize = 1 << 20;
-/// Round trips of a small and of a large message at the most, after some that only make them warm.
+/// Maximum numbers of round trips of a small and of a large message, after some warm-up trips.
 const SMALL_TRIPS: u32 = 500;
 const LARGE_TRIPS: u32 = 20;
-/// Hosts among whose first ranks every pair is measured. Pairs are measured in turn.
+/// Number of hosts whose first ranks are measured in every pair. Pairs are measured in turn.
 const HOSTS_MEASURED: usize = 8;
-/// How often a clock is asked.
+/// Number of round trips for the offset of a clock.
 const CLOCK_TRIPS: u32 = 5;
-/// Clocks that differ by more are a problem.
+/// Maximum offset of a clock without advice.
 const CLOCK_OFFSET_MAX: Duration = Duration::from_millis(100);
 /// A link between hosts is slow if it has less than this part of the speed of most.
 const SLOW: f64 = 0.5;
-/// How long a link is measured with messages of one size, unless a single round trip takes longer.
+/// Time limit of a link's measurement with messages of one size. A single round trip may exceed it.
 const BUDGET: Duration = Duration::from_millis(500);
 
-/// What was found in a job.
+/// The findings and the measured links of a job.
 #[derive(Debug)]
 pub(super) struct Report {
     pub(super) findings: Vec<Finding>,
@@ -41,7 +41,7 @@ pub(super) struct Report {
     pub(super) links: Vec<MeasuredLink>,
 }
 
-/// Joins the job and finds out what there is. Returns the findings of all on rank 0, and `None` elsewhere.
+/// Joins the job and examines it. Returns the findings of all ranks on rank 0, and `None` elsewhere.
 pub(super) fn look_around(config: &Config) -> Result<Option<Report>, Error> {
     let progress = (config.rank().index() == 0).then(Progress::start).transpose()?;
     let now = |what: &str| progress.iter().for_each(|progress| progress.doing(what));
@@ -55,7 +55,7 @@ pub(super) fn look_around(config: &Config) -> Result<Option<Report>, Error> {
     let host = transport.fork(&members)?;
     let reach = host.map(|mut host| reach(&mut *host)).transpose()?.flatten();
     let mut comm = Communicator::new(transport);
-    // Each waits here until all have opened their memory.
+    // Each rank waits here until all have opened their memory.
     let bound = comm.all_gather_values(&allowed_cores().unwrap_or_default())?;
     let is_first = members[0] == rank;
     let here = if is_first { here(&members, cores, reach, config, &bound) } else { Vec::new() };
@@ -71,7 +71,7 @@ pub(super) fn look_around(config: &Config) -> Result<Option<Report>, Error> {
     Ok((rank == 0).then_some(Report { findings, leaders: measured, links }))
 }
 
-/// What there is to say of this machine, on which these ranks run.
+/// Returns the findings about this machine, on which these ranks run.
 fn here(
     members: &[usize],
     cores: usize,
@@ -89,7 +89,7 @@ fn here(
     findings.map(|finding| Finding { rank: members[0], ..finding }).collect()
 }
 
-/// How far the ranks of a host reach into each other's memory; `None` if they share none.
+/// Returns the access of a host's ranks to each other's memory; `None` if they share none.
 fn reach(host: &mut dyn Transport) -> Result<Option<Reach>, Error> {
     let runtime = host.runtime().clone();
     Ok(host.shm_group(&LazyDeadline::within(&runtime, LIMIT))?.map(|shm_group| shm_group.shared().reach))
@@ -123,13 +123,13 @@ fn memory(reach: Option<Reach>, medium: Medium) -> Finding {
     }
 }
 
-/// The first ranks of the first hosts: all pairs of these are measured.
+/// Returns the first ranks of the first hosts. All pairs of these are measured.
 fn leaders(hosts: &[u64]) -> Vec<usize> {
     let first = |rank: &usize| hosts.iter().position(|host| *host == hosts[*rank]) == Some(*rank);
     (0..hosts.len()).filter(first).collect()
 }
 
-/// The pairs of ranks that are measured: rank 0 and each other rank, then the first ranks of every two hosts.
+/// Returns the measured pairs of ranks: rank 0 and each other rank, then the first ranks of every two hosts.
 fn pairs(hosts: &[u64]) -> Vec<[usize; 2]> {
     let leaders = leaders(hosts);
     let measured = &leaders[1..leaders.len().min(HOSTS_MEASURED)];
@@ -175,7 +175,7 @@ fn link_findings(links: &[MeasuredLink], hosts: &[u64]) -> Vec<Finding> {
     links.iter().map(|link| link.finding(if is_between(&link) { median } else { 0.0 })).collect()
 }
 
-/// Measures how long a small and a large message take one way between the ranks of each pair.
+/// Measures the time of a small and of a large message in one direction between the ranks of each pair.
 fn links(
     comm: &mut Communicator,
     pairs: &[[usize; 2]],
@@ -193,7 +193,8 @@ fn links(
     Ok(comm.all_gather_values(&links)?.concat())
 }
 
-/// Half a round trip between the ranks of a pair, on average over so many as there is time for, as each of the two sees it.
+/// Returns half a round trip between the ranks of a pair, averaged over as many trips as fit into the budget,
+/// as measured by each of the two.
 fn one_way(
     comm: &mut Communicator,
     [low, high]: [usize; 2],
@@ -205,7 +206,7 @@ fn one_way(
         rank if rank == high => half_of_trips(comm, (high, low), buffer, most)?,
         _ => Duration::ZERO,
     };
-    // The others wait for this, and for no more at once.
+    // The other ranks wait for this barrier, so that only one pair is measured at a time.
     comm.barrier()?;
     Ok(half)
 }
@@ -223,7 +224,7 @@ fn half_of_trips(
     let single = runtime.now().saturating_sub(start);
     let room = BUDGET.as_nanos() / single.as_nanos().max(1);
     let mut trips = [most.min(u32::try_from(room).unwrap_or(most))];
-    // The lower rank says how many there is time for.
+    // The lower rank decides how many trips fit into the budget.
     if peer < rank {
         comm.recv(&mut trips, peer)?;
     } else {
@@ -257,13 +258,13 @@ fn round_trips(
     Ok(())
 }
 
-/// The time of day by this machine's clock.
+/// Returns the time of day by this machine's clock.
 fn system_time() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
-/// How far the clock of each other host is from that of rank 0: of several round trips to its first rank, the fastest says
-/// it best. For rank 0.
+/// Returns the offset of each other host's clock from rank 0's. Of several round trips to its first rank, the
+/// fastest is the most exact. Only rank 0 gets the result.
 fn clocks(
     comm: &mut Communicator,
     hosts: &[u64],
@@ -288,7 +289,7 @@ fn clocks(
     Ok(findings)
 }
 
-/// Returns by how many seconds the clock of a rank is ahead of this one's, and how long it took to ask.
+/// Returns the lead of a rank's clock over this one's in seconds, and the time of the round trip.
 fn clock_trip(
     comm: &mut Communicator,
     peer: usize,
@@ -321,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slow_links_are_told_before_those_who_wait_give_up() {
+    fn slow_links_are_reported_before_waiting_ranks_time_out() {
         let slow = Link::new(Duration::from_secs(1), 1_000_000);
         let outcome = Network::new(4).with_hosts(&[0, 1, 2, 3]).with_host_link(slow).run(|transport| {
             let mut comm = Communicator::new(transport);
@@ -338,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_is_slower_than_the_others_between_hosts_comes_with_advice() {
+    fn a_link_that_is_slower_than_the_others_between_hosts_has_advice() {
         let link =
             |low, high, gb_per_s| MeasuredLink { low, high, way: "TCP".to_owned(), us: 30.0, gb_per_s };
         let links = [link(0, 1, 9.0), link(0, 2, 1.0), link(0, 4, 0.3), link(2, 4, 1.1)];
@@ -348,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn every_two_hosts_are_measured_and_every_rank_to_rank_0() {
+    fn every_pair_of_hosts_and_every_rank_to_rank_0_are_measured() {
         let hosts = [7, 7, 8, 8, 9];
         assert_eq!(pairs(&hosts), [[0, 1], [0, 2], [0, 3], [0, 4], [2, 4]]);
         let many: Vec<u64> = (0..20).collect();
@@ -357,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_that_differ_are_told_with_advice() {
+    fn clocks_that_differ_are_reported_with_advice() {
         let outcome = Network::new(3).with_hosts(&[0, 1, 2]).run(|transport| {
             let (rank, runtime) = (transport.rank().index(), transport.runtime().clone());
             let epoch = Duration::from_secs(1000) - Duration::from_secs(2) * u32::try_from(rank / 2).unwrap();

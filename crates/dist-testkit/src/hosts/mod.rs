@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use forward::Forwarder;
 
-/// Some hosts. The namespaces are removed, and all their processes end, when the value that made them is dropped.
+/// A set of hosts. Drop removes the namespaces and ends all their processes, if this value created them.
 pub struct Hosts {
     prefix: String,
     links: Links,
@@ -59,18 +59,18 @@ impl Links {
 
 /// The first three numbers of the hosts' addresses.
 const NETWORK: &str = "10.251.7";
-/// The same for addresses of IPv6.
+/// The first numbers of the hosts' IPv6 addresses.
 const NETWORK_V6: &str = "fd25:17:7:";
-/// The same on the second device.
+/// The first three numbers of the addresses on the second device.
 const SECOND_NETWORK: &str = "10.251.8";
-/// The same of the links below the devices of VXLAN.
+/// The first three numbers of the addresses of the links below the devices of VXLAN.
 const LINKS_BELOW: &str = "10.251.9";
 /// The last number of the switch's address there.
 const SWITCH: u8 = 254;
 const VXLAN_PORT: u16 = 4789;
 /// The bytes that VXLAN adds to a packet.
 const VXLAN_BYTES: u32 = 50;
-/// An address of the link layer that no host has.
+/// A link-layer address that no host has.
 const NOBODY: &str = "02:00:00:00:00:77";
 /// The bytes that may leave at once at a limited rate. It must be longer than the largest packet.
 const BURST: u32 = 20 << 10;
@@ -229,7 +229,7 @@ impl Hosts {
         enter.into_iter().chain(dies_with_parent).map(str::to_owned).collect()
     }
 
-    /// Drops all packets from and to a host, without notice to anybody.
+    /// Drops all packets from and to a host, without an error on either side.
     ///
     /// # Errors
     /// If that fails, with the reason.
@@ -245,7 +245,7 @@ impl Hosts {
         ip_in(&self.switch(), &format!("link set in{host} master switch"))
     }
 
-    /// Cuts a host's link and kills all its processes, as if it lost its power: no packet says that they have ended.
+    /// Cuts a host's link and kills all its processes, as if it lost its power: no packet reports their end.
     ///
     /// # Errors
     /// If that fails, with the reason.
@@ -256,7 +256,7 @@ impl Hosts {
         run("kill", &[&["-KILL"], &pids[..]].concat()).map(drop)
     }
 
-    /// Drops all packets between two hosts, without notice to anybody.
+    /// Drops all packets between two hosts, without an error on either side.
     ///
     /// # Errors
     /// If that fails, with the reason.
