@@ -2,7 +2,11 @@
 //! store at the coordinator counts the rounds that were taken.
 //!
 //! `distctl run -n 4 -- target/release/examples/dynamic 200000`
-#![allow(clippy::print_stdout, reason = "a program prints")]
+#![allow(
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "a program prints, and measures its own time"
+)]
 
 use std::time::Instant;
 

@@ -1,7 +1,11 @@
 //! k-means: every rank has a share of the points, and the ranks sum the points of each centre.
 //!
 //! `distctl run -n 4 -- target/release/examples/kmeans 1000000`
-#![allow(clippy::print_stdout, reason = "a program prints")]
+#![allow(
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "a program prints, and measures its own time"
+)]
 
 use std::time::Instant;
 

@@ -2,7 +2,11 @@
 //! broadcast it along their row or column of the grid, and all ranks multiply.
 //!
 //! `distctl run -n 4 -- target/release/examples/summa 512`
-#![allow(clippy::print_stdout, reason = "a program prints")]
+#![allow(
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "a program prints, and measures its own time"
+)]
 
 use std::ops::Range;
 use std::time::Instant;

@@ -2,7 +2,11 @@
 //! they are ready, from any rank.
 //!
 //! `distctl run -n 4 -- target/release/examples/task_farm 10000`
-#![allow(clippy::print_stdout, reason = "a program prints")]
+#![allow(
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "a program prints, and measures its own time"
+)]
 
 use std::time::Instant;
 

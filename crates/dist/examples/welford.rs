@@ -2,7 +2,11 @@
 //! operation of the program's own merges the results.
 //!
 //! `distctl run -n 4 -- target/release/examples/welford 10000000`
-#![allow(clippy::print_stdout, reason = "a program prints")]
+#![allow(
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "a program prints, and measures its own time"
+)]
 
 use std::time::Instant;
 

@@ -19,7 +19,7 @@ use std::process::{Command, Stdio};
 use crate::command::{Failure, cargo, line, output, print, print_help, target_folder};
 use hogs::Hogs;
 use peers::{Peer, Programs};
-use plan::Plan;
+use plan::{Plan, Subject};
 use results::Results;
 pub(crate) use results::size;
 
@@ -56,21 +56,21 @@ pub(crate) fn run(arguments: lexopt::Parser) -> Result<(), Failure> {
     };
     let folder = target_folder()?.join("compare");
     fs::create_dir_all(&folder)?;
-    let name = match (plan.training, plan.programs) {
-        (true, _) => "training.jsonl",
-        (false, true) => "programs.jsonl",
-        (false, false) => "results.jsonl",
+    let name = match plan.subject {
+        Subject::Operations => "results.jsonl",
+        Subject::Training => "training.jsonl",
+        Subject::Programs => "programs.jsonl",
     };
     let out = plan.out.clone().unwrap_or_else(|| folder.join(name));
     let programs =
         Programs { folder: &folder, ours: target_folder()?.join("release/distctl"), peers: &plan.peers };
-    if plan.training {
+    if plan.subject == Subject::Training {
         if !plan.show {
             training::measure(&plan, &programs, &out)?;
         }
         return print(&training::tables(&fs::read_to_string(&out)?, &plan));
     }
-    if plan.programs {
+    if plan.subject == Subject::Programs {
         if !plan.show {
             programs::measure(&plan, &programs, &out)?;
         }

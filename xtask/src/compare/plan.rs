@@ -9,6 +9,17 @@ use super::peers::Peer;
 use super::results::Line;
 use crate::command::Failure;
 
+/// The kind of work that is compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Subject {
+    /// Single operations.
+    Operations,
+    /// Steps of training.
+    Training,
+    /// Small programs.
+    Programs,
+}
+
 /// The points to measure, and the options.
 #[derive(Debug)]
 pub(super) struct Plan {
@@ -24,8 +35,7 @@ pub(super) struct Plan {
     pub(super) out: Option<PathBuf>,
     pub(super) picture: Option<PathBuf>,
     pub(super) show: bool,
-    pub(super) training: bool,
-    pub(super) programs: bool,
+    pub(super) subject: Subject,
     pub(super) models: Vec<String>,
 }
 
@@ -53,8 +63,7 @@ impl Plan {
             out: None,
             picture: None,
             show: false,
-            training: false,
-            programs: false,
+            subject: Subject::Operations,
             models: MODELS.map(str::to_owned).to_vec(),
         }
     }
@@ -65,7 +74,10 @@ impl Plan {
 
     /// Returns an error if `--only` names an unknown library.
     fn check_names(&self) -> Result<(), Failure> {
-        let known = if self.training { TRAINERS.to_vec() } else { Peer::ALL.map(Peer::name).to_vec() };
+        let known = match self.subject {
+            Subject::Training => TRAINERS.to_vec(),
+            _ => Peer::ALL.map(Peer::name).to_vec(),
+        };
         match self.only.iter().find(|name| !known.contains(&name.as_str())) {
             Some(name) => Err(Failure::Usage(format!("--only: {name:?} is none of {}", known.join(", ")))),
             None => Ok(()),
@@ -109,19 +121,22 @@ pub(super) fn parse(mut arguments: lexopt::Parser) -> Result<Option<Plan>, Failu
             Long("out") => plan.out = Some(arguments.value()?.into()),
             Long("picture") => plan.picture = Some(arguments.value()?.into()),
             Long("show") => plan.show = true,
-            Long("training") => plan.training = true,
-            Long("programs") => plan.programs = true,
+            Long("training") => plan.subject = Subject::Training,
+            Long("programs") => plan.subject = Subject::Programs,
             Long("models") => plan.models = list(&mut arguments, word)?,
             other => return Err(other.unexpected().into()),
         }
     }
     let both = || vec!["shm".to_owned(), "tcp".to_owned()];
     plan.check_names()?;
-    plan.ranks = ranks.unwrap_or(if plan.training || plan.programs { vec![2] } else { plan.ranks });
-    plan.transports = transports.unwrap_or(match (plan.training, plan.programs) {
-        (true, _) => both(),
-        (false, true) => vec!["shm".to_owned()],
-        (false, false) => plan.transports,
+    plan.ranks = ranks.unwrap_or(match plan.subject {
+        Subject::Operations => plan.ranks,
+        Subject::Training | Subject::Programs => vec![2],
+    });
+    plan.transports = transports.unwrap_or(match plan.subject {
+        Subject::Operations => plan.transports,
+        Subject::Training => both(),
+        Subject::Programs => vec!["shm".to_owned()],
     });
     Ok(Some(plan))
 }
