@@ -16,16 +16,17 @@ cargo xtask hosts [OPTIONS] -- PROGRAM [ARGUMENTS]
 
 Runs PROGRAM as a rank on each of several hosts, for example:
   cargo xtask hosts --hosts 4 --bandwidth 1Gbit --latency 10ms -- target/release/distctl bench all_reduce
-The hosts are network namespaces of this machine, each with a link to one switch. A host has processes of its own
-and shares memory with no other host. The ranks have the variables of a job on several machines, and a secret.
+The hosts are network namespaces of this machine, each with a link to one switch. A host has processes of its
+own and shares memory with no other host. The ranks have the variables of a job on several machines, and a
+secret.
   --hosts N          number of hosts [2]
   --ranks N          number of ranks on each host [1]
   --bandwidth RATE   bandwidth of each link in each direction, as in 100Mbit or 1Gbit [not limited]
   --latency TIME     time by which each packet is delayed, as in 500us or 10ms [0]
   --loss PERCENT     packets that are lost at random, as in 0.1 [0]
   --mtu BYTES        largest packet [1500]
-tbf limits the bandwidth. This process delays and loses packets, since many kernels have no netem: it needs a part
-of a core. DIST_COSTS is off unless it is set. Needs Linux, root, iproute2 and util-linux.";
+tbf limits the bandwidth. This process delays and loses packets, since many kernels have no netem: it needs a
+part of a core. DIST_COSTS is off unless it is set. Needs Linux, root, iproute2 and util-linux.";
 
 /// The port of the coordinator, which is free in a new network namespace.
 const PORT: u16 = 29_500;
