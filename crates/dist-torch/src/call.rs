@@ -3,9 +3,11 @@
 use std::borrow::Cow;
 
 use dist_collectives::{Communicator, DType, Element, Error, ReduceOp, bf16, f16};
+use pyo3::prelude::*;
 
 use crate::error::Failure;
 use crate::memory::TensorMemory;
+use crate::messages::{AnySource, RECEIVER, SENDER};
 
 /// A call of a communicator, with the element type of its tensors.
 #[derive(Debug)]
@@ -58,13 +60,16 @@ pub(crate) enum Action {
     },
     Send {
         buffer: TensorMemory,
-        to: usize,
-        tag: u64,
+        tag: u32,
     },
     Receive {
         buffer: TensorMemory,
-        from: usize,
-        tag: u64,
+        tag: u32,
+    },
+    ReceiveAny {
+        buffer: TensorMemory,
+        tag: u32,
+        sources: AnySource,
     },
     Barrier,
     /// A barrier whose error names all absent ranks, or only the first.
@@ -91,9 +96,27 @@ impl Call {
         }
     }
 
-    /// Returns `true` if the elements of all tensors have the size of the call's type.
-    pub(crate) fn fits(&self) -> bool {
-        self.action.memory().iter().all(|memory| memory.element_size() == self.dtype.size())
+    /// Refuses elements of another size, and buffers that share memory.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        let size = self.dtype.size();
+        if self.action.memory().iter().any(|memory| memory.element_size() != size) {
+            let dtype = self.dtype;
+            return Err(Failure::arguments(format!(
+                "the elements of the tensors do not have the size of {dtype}"
+            )));
+        }
+        let Action::AllReduce { buffers, .. } = &self.action else { return Ok(()) };
+        let mut buffers: Vec<_> = buffers.iter().collect();
+        buffers.sort_unstable_by_key(|buffer| buffer.range().start);
+        if buffers.windows(2).any(|pair| pair[0].overlaps(pair[1])) {
+            return Err(Failure::arguments("two tensors of one call share memory: give each of them once"));
+        }
+        Ok(())
+    }
+
+    /// Prepares the call for being made after the function that starts it has returned.
+    pub(crate) fn hold_storages(&mut self, py: Python<'_>) -> PyResult<()> {
+        self.action.memory_mut().into_iter().try_for_each(|memory| memory.hold_storage(py))
     }
 }
 
@@ -104,7 +127,25 @@ impl Action {
             Self::Broadcast { buffer, .. }
             | Self::Reduce { buffer, .. }
             | Self::Send { buffer, .. }
-            | Self::Receive { buffer, .. } => vec![buffer],
+            | Self::Receive { buffer, .. }
+            | Self::ReceiveAny { buffer, .. } => vec![buffer],
+            Self::AllGather { input, output, .. }
+            | Self::ReduceScatter { input, output, .. }
+            | Self::AllToAll { input, output, .. }
+            | Self::Gather { input, output, .. }
+            | Self::Scatter { input, output, .. } => vec![input, output],
+            Self::Barrier | Self::MonitoredBarrier { .. } => Vec::new(),
+        }
+    }
+
+    fn memory_mut(&mut self) -> Vec<&mut TensorMemory> {
+        match self {
+            Self::AllReduce { buffers, .. } => buffers.iter_mut().collect(),
+            Self::Broadcast { buffer, .. }
+            | Self::Reduce { buffer, .. }
+            | Self::Send { buffer, .. }
+            | Self::Receive { buffer, .. }
+            | Self::ReceiveAny { buffer, .. } => vec![buffer],
             Self::AllGather { input, output, .. }
             | Self::ReduceScatter { input, output, .. }
             | Self::AllToAll { input, output, .. }
@@ -151,11 +192,11 @@ impl Action {
                 let (input, output) = separate::<T>(&input, &mut output);
                 comm.scatter(&input, output, root)?;
             }
-            Self::Send { buffer, to, tag } => {
-                comm.send(&[tag], to)?;
-                comm.send(buffer.read::<T>(), to)?;
+            Self::Send { buffer, tag } => comm.with_tag(tag).send(buffer.read::<T>(), RECEIVER)?,
+            Self::Receive { mut buffer, tag } => comm.with_tag(tag).recv(buffer.write::<T>(), SENDER)?,
+            Self::ReceiveAny { mut buffer, tag, sources } => {
+                sources.receive(comm, buffer.write::<T>(), tag)?;
             }
-            Self::Receive { mut buffer, from, tag } => receive(comm, buffer.write::<T>(), from, tag)?,
             Self::Barrier => comm.barrier()?,
             Self::MonitoredBarrier { names_all } => {
                 let result = comm.monitored_barrier();
@@ -191,26 +232,4 @@ fn separate<'a, T: Element>(
     let elements = input.read();
     let input = if input.overlaps(output) { Cow::Owned(elements.to_vec()) } else { Cow::Borrowed(elements) };
     (input, output.write())
-}
-
-/// Receives the oldest message of a rank, which must have this tag.
-fn receive<T: Element>(
-    comm: &mut Communicator,
-    buffer: &mut [T],
-    from: usize,
-    tag: u64,
-) -> Result<(), Failure> {
-    let mut sent = [0];
-    comm.recv(&mut sent, from)?;
-    if sent == [tag] {
-        return Ok(comm.recv(buffer, from)?);
-    }
-    let why = format!(
-        "rank {} receives tag {tag} from rank {from}, whose oldest message has tag {}: messages between two ranks \
-         are received in the order of their sends, whatever their tags",
-        comm.rank(),
-        sent[0]
-    );
-    comm.abort(&why);
-    Err(Failure::unsupported(why))
 }

@@ -39,6 +39,11 @@ impl Failure {
         Self { kind: FailureKind::TimedOut, message: message.into() }
     }
 
+    /// Returns the error of a call of a group that was destroyed.
+    pub(crate) fn destroyed() -> Self {
+        Self::failed("the process group was destroyed before this call was made")
+    }
+
     pub(crate) fn failed(message: impl Into<String>) -> Self {
         Self { kind: FailureKind::Failed, message: message.into() }
     }

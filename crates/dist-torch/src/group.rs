@@ -1,6 +1,6 @@
 //! [`Group`]: what a process group of Python calls.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use dist_collectives::tuning::CostCache;
@@ -12,8 +12,9 @@ use pyo3::prelude::*;
 
 use crate::call::{Action, Call};
 use crate::error::Failure;
-use crate::interrupt::{AbortHandle, abort_at_interrupt};
+use crate::interrupt::abort_at_interrupt;
 use crate::memory::TensorMemory;
+use crate::messages::{MessageStreams, Parent};
 use crate::owned_by_process::OwnedByProcess;
 use crate::stream::{Operation, Stream, lock};
 
@@ -63,10 +64,8 @@ impl Host {
 #[pyclass(frozen)]
 pub(crate) struct Group {
     collectives: Arc<Stream>,
-    /// The messages to each rank, and from each rank. A rank has none with itself.
-    sends: Streams,
-    receives: Streams,
-    abort_handle: Arc<AbortHandle>,
+    messages: MessageStreams,
+    parent: Arc<Parent>,
     process: u32,
 }
 
@@ -75,6 +74,8 @@ pub(crate) struct Group {
 pub(crate) struct PendingCall {
     operation: Arc<Operation>,
     stream: Arc<Stream>,
+    /// The sender of a message from any source, once the call is done.
+    sender: Option<Arc<OnceLock<usize>>>,
     process: u32,
 }
 
@@ -218,11 +219,11 @@ impl Group {
         dtype: &str,
         buffer: TensorMemory,
         to: usize,
-        tag: u64,
+        tag: i64,
         options: CallOptions,
     ) -> PyResult<Option<PendingCall>> {
-        // The stream's communicator has two ranks: the sender is rank 0.
-        self.start_on(py, stream(&self.sends, to)?, dtype, Action::Send { buffer, to: 1, tag }, options)
+        let action = Action::Send { buffer, tag: parse_tag(tag)? };
+        self.start_on(py, self.messages.sends_to(to), dtype, action, options)
     }
 
     fn receive(
@@ -231,22 +232,36 @@ impl Group {
         dtype: &str,
         buffer: TensorMemory,
         from: usize,
-        tag: u64,
+        tag: i64,
         options: CallOptions,
     ) -> PyResult<Option<PendingCall>> {
-        self.start_on(
-            py,
-            stream(&self.receives, from)?,
-            dtype,
-            Action::Receive { buffer, from: 0, tag },
-            options,
-        )
+        let action = Action::Receive { buffer, tag: parse_tag(tag)? };
+        self.start_on(py, self.messages.receives_from(from), dtype, action, options)
+    }
+
+    /// Receives from the first rank that sends. The call that is returned has the number of the sender.
+    fn receive_any(
+        &self,
+        py: Python<'_>,
+        dtype: &str,
+        buffer: TensorMemory,
+        tag: i64,
+        options: CallOptions,
+    ) -> PyResult<Option<PendingCall>> {
+        let tag = parse_tag(tag)?;
+        check_process(self.process).map_err(|failure| failure.raise(py))?;
+        let (stream, sources) = self.messages.receives_from_any().map_err(|failure| failure.raise(py))?;
+        let sender = sources.sender();
+        let options = CallOptions(options.0, true, options.2);
+        let action = Action::ReceiveAny { buffer, tag, sources };
+        let pending = self.start_on(py, Ok(stream), dtype, action, options)?;
+        Ok(pending.map(|pending| PendingCall { sender: Some(sender), ..pending }))
     }
 
     /// Ends the job for every rank. Their errors contain the reason.
     fn abort(&self, py: Python<'_>, why: &str) {
         py.detach(|| {
-            if let Some(communicator) = lock(&self.abort_handle).get() {
+            if let Some(communicator) = lock(&self.parent).get() {
                 communicator.abort(why);
             }
         });
@@ -258,17 +273,14 @@ impl Group {
             return;
         }
         py.detach(|| {
-            self.streams().for_each(|stream| stream.close());
-            drop(lock(&self.abort_handle).take());
+            self.messages.close();
+            self.collectives.close();
+            drop(lock(&self.parent).take());
         });
     }
 }
 
 impl Group {
-    fn streams(&self) -> impl Iterator<Item = &Arc<Stream>> {
-        self.sends.iter().chain(&self.receives).flatten().chain([&self.collectives])
-    }
-
     fn start(
         &self,
         py: Python<'_>,
@@ -276,33 +288,33 @@ impl Group {
         action: Action,
         options: CallOptions,
     ) -> PyResult<Option<PendingCall>> {
-        self.start_on(py, &self.collectives, dtype, action, options)
+        self.start_on(py, Ok(Arc::clone(&self.collectives)), dtype, action, options)
     }
 
     /// Appends a call to a stream. If the program waits for it, returns `None` once it is done.
     fn start_on(
         &self,
         py: Python<'_>,
-        stream: &Arc<Stream>,
+        stream: Result<Arc<Stream>, Failure>,
         dtype: &str,
         action: Action,
         options: CallOptions,
     ) -> PyResult<Option<PendingCall>> {
         check_process(self.process).map_err(|failure| failure.raise(py))?;
+        let stream = stream.map_err(|failure| failure.raise(py))?;
         let Some(dtype) = DType::parse(dtype) else {
             return Err(PyValueError::new_err(format!("{dtype} is no type of elements")));
         };
-        let call = Call { dtype, action };
-        if !call.fits() {
-            return Err(PyValueError::new_err(format!(
-                "the elements of the tensors do not have the size of {dtype}"
-            )));
-        }
+        let mut call = Call { dtype, action };
+        call.check().map_err(|failure| failure.raise(py))?;
         let CallOptions(timeout, is_async, copy_out) = options;
-        let operation = stream.push(call, Duration::from_millis(timeout), copy_out);
-        let pending = PendingCall { operation, stream: Arc::clone(stream), process: self.process };
         if is_async {
-            stream.wake().map_err(|failure| failure.raise(py))?;
+            call.hold_storages(py)?;
+        }
+        let operation = stream.push(call, Duration::from_millis(timeout), copy_out);
+        let pending = PendingCall { operation, stream, sender: None, process: self.process };
+        if is_async {
+            pending.stream.wake().map_err(|failure| failure.raise(py))?;
             return Ok(Some(pending));
         }
         pending.wait(py, None)?;
@@ -338,6 +350,11 @@ impl PendingCall {
     /// Returns `true` if the call is done.
     fn is_done(&self) -> bool {
         self.operation.outcome().is_some()
+    }
+
+    /// Returns the sender of a message that was received from any source.
+    fn sender(&self) -> Option<usize> {
+        self.sender.as_ref()?.get().copied()
     }
 
     /// Returns the exception of a call that has failed.
@@ -400,31 +417,10 @@ fn join(
     if world_size > 1 {
         world.tune(CostCache::for_user().as_ref(), config.medium().name())?;
     }
-    let (sends, receives) = message_streams(&mut world)?;
-    let alone = world.subgroup(&[rank])?.expect("a rank is a member of the group of itself");
-    let abort_handle = Arc::new(Mutex::new(OwnedByProcess::new(alone)));
-    abort_at_interrupt(&abort_handle);
-    let process = std::process::id();
-    Ok(Group { collectives: Stream::new(world), sends, receives, abort_handle, process })
-}
-
-type Streams = Vec<Option<Arc<Stream>>>;
-
-/// Returns the streams of messages to each rank and from each rank. Every direction between two ranks has its own
-/// communicator, so that no message waits for one of another rank.
-fn message_streams(world: &mut Communicator) -> Result<(Streams, Streams), Failure> {
-    let (rank, ranks) = (world.rank(), world.world_size());
-    let (mut sends, mut receives) = (vec![None; ranks], vec![None; ranks]);
-    let pairs = (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to)));
-    for (from, to) in pairs.filter(|(from, to)| from != to) {
-        let stream = world.subgroup(&[from, to])?.map(Stream::new);
-        if from == rank {
-            sends[to] = stream;
-        } else if to == rank {
-            receives[from] = stream;
-        }
-    }
-    Ok((sends, receives))
+    let parent = Arc::new(Mutex::new(OwnedByProcess::new(world.fork()?)));
+    abort_at_interrupt(&parent);
+    let messages = MessageStreams::new(Arc::clone(&parent), rank, world_size);
+    Ok(Group { collectives: Stream::new(world), messages, parent, process: std::process::id() })
 }
 
 /// Applies `DIST_TRANSPORT` and `DIST_HOST_ID`.
@@ -459,13 +455,9 @@ fn parse_op((name, factor): (&str, f64)) -> PyResult<ReduceOp> {
     op.ok_or_else(|| PyValueError::new_err(format!("{name} is no reduction")))
 }
 
-/// Returns the stream of this rank.
-fn stream(streams: &[Option<Arc<Stream>>], peer: usize) -> PyResult<&Arc<Stream>> {
-    let ranks = streams.len();
-    let stream = streams.get(peer).and_then(Option::as_ref);
-    stream.ok_or_else(|| {
-        PyValueError::new_err(format!("rank {peer} is this rank itself or outside a group of {ranks}"))
-    })
+fn parse_tag(tag: i64) -> PyResult<u32> {
+    u32::try_from(tag)
+        .map_err(|_| PyValueError::new_err(format!("the tag {tag} is not between 0 and {}", u32::MAX)))
 }
 
 /// A child of `fork` has no connections of its own, and those of the parent belong to the parent.

@@ -5,22 +5,18 @@
 
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use dist_collectives::Communicator;
 use dist_transport::Runtime;
 use pyo3::prelude::*;
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
 
-use crate::owned_by_process::OwnedByProcess;
+use crate::messages::Parent;
 use crate::stream::lock;
 
-/// A communicator of this rank alone, through which another thread aborts the job.
-pub(crate) type AbortHandle = Mutex<OwnedByProcess<Communicator>>;
+static GROUPS: Mutex<Vec<Weak<Parent>>> = Mutex::new(Vec::new());
 
-static GROUPS: Mutex<Vec<Weak<AbortHandle>>> = Mutex::new(Vec::new());
-
-/// Aborts the job of this group at SIGINT, as long as the handle lives.
-pub(crate) fn abort_at_interrupt(group: &Arc<AbortHandle>) {
+/// Aborts the job of this group at SIGINT, as long as it lives.
+pub(crate) fn abort_at_interrupt(group: &Arc<Parent>) {
     let mut groups = lock(&GROUPS);
     groups.retain(|group| group.strong_count() > 0);
     groups.push(Arc::downgrade(group));

@@ -5,6 +5,7 @@ mod error;
 mod group;
 mod interrupt;
 mod memory;
+mod messages;
 mod owned_by_process;
 mod stream;
 

@@ -9,13 +9,21 @@ use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 
-/// The memory of a contiguous tensor on the CPU, or of a part of it, and a reference that keeps the tensor alive.
+/// The memory of a contiguous tensor on the CPU, or of a part of it, and a reference that keeps it alive.
+///
+/// PyTorch does not lock tensors, and PyTorch code can free memory that a reference keeps alive. A program must not do
+/// the following with a tensor, from the start of a call on it to the end of `wait`, whatever the backend:
+/// - write to it, or read it if the call writes to it, also in another call;
+/// - resize its storage (`resize_`, `untyped_storage().resize_`).
+///
+/// It may drop the tensor, or give it other memory (`set_`, `data =`): a call that was started holds the storage.
 #[derive(Debug)]
 pub(crate) struct TensorMemory {
     address: usize,
     bytes: usize,
     element_size: usize,
-    _tensor: Py<PyAny>,
+    /// The tensor, or its storage.
+    owner: Py<PyAny>,
 }
 
 impl<'py> FromPyObject<'_, 'py> for TensorMemory {
@@ -28,16 +36,31 @@ impl<'py> FromPyObject<'_, 'py> for TensorMemory {
         if !is_contiguous || !is_cpu {
             return Err(PyValueError::new_err("the tensor is not contiguous memory of the CPU"));
         }
-        Ok(Self {
+        let memory = Self {
             address: tensor.call_method0(intern!(py, "data_ptr"))?.extract()?,
             bytes: tensor.getattr(intern!(py, "nbytes"))?.extract()?,
             element_size: tensor.call_method0(intern!(py, "element_size"))?.extract()?,
-            _tensor: tensor.to_owned().unbind(),
-        })
+            owner: tensor.to_owned().unbind(),
+        };
+        if memory.bytes > 0 && (memory.address == 0 || !memory.address.is_multiple_of(memory.element_size)) {
+            return Err(PyValueError::new_err(
+                "the tensor has no memory, or its elements are not aligned: pass the local tensor of a DTensor, \
+                 restore a storage that was resized to nothing, or clone the tensor",
+            ));
+        }
+        Ok(memory)
     }
 }
 
 impl TensorMemory {
+    /// Holds the storage instead of the tensor, because the program can give the tensor other memory before a call that
+    /// it started has ended.
+    pub(crate) fn hold_storage(&mut self, py: Python<'_>) -> PyResult<()> {
+        let storage = self.owner.call_method0(py, intern!(py, "untyped_storage"))?;
+        self.owner = storage;
+        Ok(())
+    }
+
     /// Returns the number of bytes of one element of the tensor.
     pub(crate) fn element_size(&self) -> usize {
         self.element_size
@@ -54,21 +77,20 @@ impl TensorMemory {
         !own.is_empty() && !other.is_empty() && own.start < other.end && other.start < own.end
     }
 
-    fn range(&self) -> Range<usize> {
+    /// Returns the addresses of the bytes.
+    pub(crate) fn range(&self) -> Range<usize> {
         self.address..self.address + self.bytes
     }
 
     /// Returns the elements for reading.
     ///
-    /// PyTorch does not lock tensors: a program that writes to a tensor while a call of torch.distributed reads it has
-    /// a data race, with any backend.
-    ///
     /// # Panics
     /// If `T` has another size than the tensor's elements.
     pub(crate) fn read<T: Pod>(&self) -> &[T] {
         let Some(first) = self.first::<T>() else { return &[] };
-        // SAFETY: `extract` got this address and length of a contiguous tensor, which `_tensor` keeps alive and which
-        // cannot be resized while a call uses it. `first` has checked the alignment, and every bit pattern is a `T`.
+        // SAFETY: `extract` got this address and length of a contiguous tensor, and has checked that the address is
+        // aligned and not null. `owner` keeps the memory alive, except if the program breaks the rules of
+        // `TensorMemory`. Every bit pattern is a `T`.
         unsafe { slice::from_raw_parts(first, self.bytes / size_of::<T>()) }
     }
 
@@ -78,15 +100,14 @@ impl TensorMemory {
     /// As [`read`](Self::read).
     pub(crate) fn write<T: Pod>(&mut self) -> &mut [T] {
         let Some(first) = self.first::<T>() else { return &mut [] };
-        // SAFETY: As in `read`. The callers in `call` borrow no other memory that overlaps this one.
+        // SAFETY: As in `read`. `Call::check` refuses buffers that overlap, and the functions in `call` copy an input
+        // that overlaps the output.
         unsafe { slice::from_raw_parts_mut(first, self.bytes / size_of::<T>()) }
     }
 
     /// Returns the first element, if there is one.
     fn first<T: Pod>(&self) -> Option<*mut T> {
         assert_eq!(self.element_size, size_of::<T>(), "the elements of the tensor have another size");
-        let first = self.address as *mut T;
-        assert!(self.bytes == 0 || first.is_aligned(), "the elements of the tensor are not aligned");
-        (self.bytes > 0).then_some(first)
+        (self.bytes > 0).then_some(self.address as *mut T)
     }
 }

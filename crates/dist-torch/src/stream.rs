@@ -141,10 +141,35 @@ impl Stream {
     fn make_call(&self, operation: &Operation) -> Result<(), Failure> {
         let mut communicator = lock(&self.communicator);
         let (Some(call), Some(communicator)) = (lock(&operation.call).take(), communicator.get()) else {
-            return Err(Failure::failed("the process group was destroyed before this call was made"));
+            return Err(Failure::destroyed());
         };
         communicator.set_timeout(self.runtime.remaining(operation.deadline));
         call.run(communicator)
+    }
+
+    /// Calls the function with the communicator, if no call of the stream is being made or waits in the queue.
+    pub(crate) fn with_idle<R>(&self, function: impl FnOnce(&mut Communicator) -> R) -> Option<R> {
+        let mut queue = lock(&self.queue);
+        if queue.is_running || queue.is_closed || !queue.operations.is_empty() {
+            return None;
+        }
+        queue.is_running = true;
+        drop(queue);
+        let result = lock(&self.communicator).get().map(function);
+        let mut queue = lock(&self.queue);
+        queue.is_running = false;
+        let is_awaited = !queue.operations.is_empty();
+        drop(queue);
+        if is_awaited {
+            self.ended.notify_all();
+            self.queued.notify_one();
+        }
+        result
+    }
+
+    /// Returns `true` if the stream makes no more calls.
+    pub(crate) fn is_closed(&self) -> bool {
+        lock(&self.queue).is_closed
     }
 
     /// Ends the stream's thread, and drops the communicator. Calls that nobody has begun fail.
@@ -155,8 +180,7 @@ impl Stream {
         drop(queue);
         self.queued.notify_all();
         for operation in operations {
-            let destroyed = Failure::failed("the process group was destroyed before this call was made");
-            let _ = operation.outcome.set(Err(destroyed));
+            let _ = operation.outcome.set(Err(Failure::destroyed()));
             operation.call_back();
         }
         self.ended.notify_all();

@@ -117,19 +117,53 @@ def test_ctrl_c_ends_a_wait_and_the_others_are_told():
     assert other_kind == "DistBackendError" and "rank 0" in text and "SIGINT" in text, text
 
 
-def tags_out_of_order(rank):
+def wrong_tag(rank):
+    # The group has a job of its own, so that the world outlives its abort.
+    group = dist.new_group(timeout=timedelta(milliseconds=500))
+    result = None
     if rank == 0:
-        return error_of(lambda: dist.send(torch.ones(1), 1, tag=5))
-    return error_of(lambda: dist.recv(torch.ones(1), 0, tag=7))
+        dist.isend(torch.ones(1), 1, group=group, tag=5)
+    else:
+        result = error_of(lambda: dist.recv(torch.ones(1), 0, group=group, tag=7))
+    dist.barrier()
+    return result
 
 
-def test_a_tag_out_of_order_is_refused_with_both_tags():
-    kind, text = run(2, tags_out_of_order)[1]
-    assert kind == "NotImplementedError" and "tag 7" in text and "tag 5" in text
+def test_a_message_with_another_tag_is_named_at_the_deadline():
+    kind, text = run(2, wrong_tag)[1]
+    assert kind == "DistBackendError" and "tag 7" in text and "tag 5" in text and "rank 0" in text, text
+
+
+def nobody_sends(rank):
+    group = dist.new_group(timeout=timedelta(milliseconds=300))
+    result = error_of(lambda: dist.recv(torch.ones(1), group=group, tag=3)) if rank == 0 else None
+    dist.barrier()
+    return result
+
+
+def test_a_receive_from_any_source_names_the_ranks_that_sent_nothing():
+    kind, text = run(3, nobody_sends)[0]
+    assert kind == "DistBackendError" and "tag 3" in text and "[1, 2]" in text and "Timed out" in text, text
+
+
+def one_of_the_sources_dies(rank):
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 2:
+        return error_of(dist.barrier)
+    return error_of(lambda: dist.recv(torch.ones(1)))
+
+
+def test_a_killed_rank_ends_a_receive_from_any_source():
+    kind, text = run(3, one_of_the_sources_dies, may_die={1})[0]
+    assert kind == "DistBackendError" and "rank 1" in text, text
 
 
 def refusals(rank):
     group = dist.group.WORLD
+    shared, without_memory = torch.ones(2), torch.ones(2)
+    without_memory.untyped_storage().resize_(0)
     return [
         error_of(lambda: dist.all_reduce(torch.ones(2, dtype=torch.int16))),
         error_of(lambda: dist.all_reduce(torch.ones(2, dtype=torch.complex64), dist.ReduceOp.PRODUCT)),
@@ -137,6 +171,9 @@ def refusals(rank):
         error_of(lambda: group.all_gather_single(torch.ones(3), torch.ones(2)).wait()),
         error_of(lambda: group.allgather([[torch.ones(2)]], [torch.ones(2)])),
         error_of(lambda: group.all_gather_single(torch.ones(4), torch.ones(2, dtype=torch.int32))),
+        error_of(lambda: dist.all_reduce_coalesced([shared, shared[1:]])),
+        error_of(lambda: dist.all_reduce(without_memory)),
+        error_of(lambda: dist.all_reduce(torch.frombuffer(bytearray(13), dtype=torch.float32, offset=1))),
     ]
 
 

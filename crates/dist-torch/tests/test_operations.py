@@ -1,5 +1,6 @@
 """Each operation of torch.distributed against its definition, on every type of elements and kind of memory."""
 
+import threading
 from datetime import timedelta
 
 import pytest
@@ -261,6 +262,26 @@ def test_started_calls_keep_their_order_and_complete_futures():
     run(2, started)
 
 
+def other_memory(rank):
+    tensors = [torch.ones(100_000) for _ in range(10)]
+    works = []
+    for tensor in tensors:
+        view = tensor[:]
+        works.append(dist.all_reduce(view, async_op=True))
+        # The call goes on with the memory that the tensor had.
+        view.data = torch.zeros(1)
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    del view, tensors
+    for work in works:
+        work.wait()
+    for storage in storages:
+        assert torch.empty(0).set_(storage).eq(2).all()
+
+
+def test_a_tensor_may_get_other_memory_while_a_call_uses_its_own():
+    run(2, other_memory)
+
+
 def messages(rank):
     other = 1 - rank
     received = torch.zeros(100_000)
@@ -280,13 +301,61 @@ def messages(rank):
     for work in dist.batch_isend_irecv(exchanged):
         work.wait()
     assert halo[0].eq(other).all()
-    return error_of(lambda: dist.recv(received)), error_of(lambda: dist.group.WORLD.send([received], rank, 0))
+    return error_of(lambda: dist.group.WORLD.send([received], rank, 0)), error_of(lambda: dist.group.WORLD.send([received], other, -1))
 
 
 def test_messages_wait_for_their_own_peer_only():
-    for any_source, self_message in run(2, messages):
-        assert any_source[0] == "NotImplementedError" and "name the sender" in any_source[1]
-        assert self_message[0] == "ValueError"
+    for itself, negative in run(2, messages):
+        assert itself[0] == "ValueError" and "this rank itself" in itself[1]
+        assert negative[0] == "ValueError" and "tag" in negative[1]
+
+
+def messages_with_tags(rank):
+    numbers = {tag: torch.zeros(length) for tag, length in ((3, 1), (7, 100_000), (5, 0))}
+    if rank == 0:
+        works = [dist.isend(torch.full_like(number, float(tag)), 1, tag=tag) for tag, number in numbers.items()]
+        for work in works:
+            work.wait()
+        return
+    for tag in (5, 7, 3):
+        assert dist.recv(numbers[tag], 0, tag=tag) == 0
+        assert numbers[tag].eq(tag).all()
+
+
+def test_messages_with_other_tags_are_kept_for_later_receives():
+    run(2, messages_with_tags)
+
+
+def from_any_source(rank):
+    others = [one for one in range(dist.get_world_size()) if one != 0]
+    pair = dist.new_group([1, 2])
+    if rank == 0:
+        # Messages with another tag wait, and a rank that has left sends nothing.
+        received, senders = torch.zeros(1000), []
+        for _ in others:
+            senders.append(dist.recv(received, tag=1))
+            assert received.eq(senders[-1]).all()
+        assert sorted(senders) == others
+        works = [dist.irecv(torch.zeros(1), tag=2) for _ in others]
+        for work in works:
+            work.wait()
+        assert sorted(work.source_rank() for work in works) == others
+        for one in others:
+            assert dist.recv(received, one, tag=3) == one and received.eq(one).all()
+        return
+    dist.send(torch.full((1000,), float(rank)), 0, tag=3) if rank == 1 else None
+    dist.send(torch.full((1000,), float(rank)), 0, tag=1)
+    dist.send(torch.full((1,), float(rank)), 0, tag=2)
+    if rank != 1:
+        dist.send(torch.full((1000,), float(rank)), 0, tag=3)
+    if rank == 2:
+        dist.send(torch.ones(1), 1, group=pair)
+    if rank == 1:
+        assert dist.recv(torch.zeros(1), group=pair) == 2
+
+
+def test_messages_are_received_from_any_source():
+    run(4, from_any_source)
 
 
 def groups(rank):
@@ -310,6 +379,46 @@ def groups(rank):
 
 def test_groups_splits_and_meshes_have_their_own_calls():
     run(3, groups)
+
+
+def local_groups(rank):
+    if rank == 0:
+        return
+    pair = dist.new_group([1, 2], use_local_synchronization=True)
+    tensor = torch.tensor([float(rank)])
+    dist.all_reduce(tensor, group=pair)
+    assert tensor.item() == 3
+    other = 3 - rank
+    exchanged = [dist.P2POp(dist.irecv, tensor, other, pair), dist.P2POp(dist.isend, torch.ones(1) * rank, other, pair)]
+    for work in dist.batch_isend_irecv(exchanged):
+        work.wait()
+    assert tensor.item() == other
+
+
+def test_a_group_is_made_by_its_members_only():
+    run(3, local_groups)
+
+
+def in_threads(rank):
+    groups = [dist.new_group() for _ in range(3)]
+    totals = [0.0] * len(groups)
+
+    def reduce_often(index):
+        for number in range(100):
+            tensor = torch.tensor([float(index + number)])
+            dist.all_reduce(tensor, group=groups[index])
+            totals[index] += tensor.item()
+
+    threads = [threading.Thread(target=reduce_often, args=(index,)) for index in range(len(groups))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return totals
+
+
+def test_threads_use_groups_of_their_own_at_the_same_time():
+    assert run(2, in_threads) == [[2.0 * sum(range(index, index + 100)) for index in range(3)]] * 2
 
 
 def twice(rank):

@@ -248,10 +248,17 @@ class _Operations:
         target = Target(tensor)
         common = self._common(_MESSAGE, target)
         call = self._group.receive(name_of(tensor.dtype), target.memory, srcRank, tag, common)
-        return self._work([call], tensors)
+        work = self._work([call], tensors)
+        work.sender = srcRank
+        return work
 
+    @profiled("recvAnySource", _first_argument)
     def recv_anysource(self, tensors, tag=0):
-        raise NotImplementedError("the backend dist cannot receive from any source yet: name the sender (src=...)")
+        """Receives from the first rank that sends a message with this tag."""
+        (tensor,) = tensors
+        target = Target(tensor)
+        call = self._group.receive_any(name_of(tensor.dtype), target.memory, tag, self._common(_MESSAGE, target))
+        return self._work([call], tensors)
 
     recvAnysource = recv_anysource
 

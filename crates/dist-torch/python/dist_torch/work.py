@@ -18,6 +18,7 @@ class Work(c10d.Work):
         self._calls = calls
         self._tensors = tensors
         self._future = None
+        self.sender = None
 
     def wait(self, timeout=None):
         """Waits until the calls are done, or for the timeout, and raises the error of the first that has failed."""
@@ -63,7 +64,12 @@ class Work(c10d.Work):
             self._future.set_exception(error)
 
     def source_rank(self):
-        raise NotImplementedError("the backend dist receives from named ranks only, so that no call has a source rank")
+        """Returns the rank, in the group, whose message was received."""
+        if self.sender is None and len(self._calls) == 1:
+            self.sender = self._calls[0].sender()
+        if self.sender is None:
+            raise ValueError("a call has a source rank only if it is a receive, and once that is done")
+        return self.sender
 
     _source_rank = source_rank
 
