@@ -46,6 +46,7 @@ impl Engine {
     }
 
     /// Returns the sum of counts, one for each rank.
+    #[cfg(feature = "ndarray")]
     pub(crate) fn total(&self, operation: Operation, counts: &[usize]) -> Result<usize> {
         total(self.world_size(), operation, counts)
     }
