@@ -225,22 +225,6 @@ impl PeerInfo {
     }
 }
 
-/// The time that a thread may wait for a core, for each rank that shares the core. With 256 ranks on 2 cores, the
-/// coordinator waited up to 4 s on Linux 6.18, which are 30 ms for each.
-const WAIT_PER_RANK: Duration = Duration::from_millis(100);
-
-/// Returns how long a process may send nothing because it waits for a core: the longest of all hosts of these ranks.
-pub(crate) fn longest_wait_for_core<'a>(peer_infos: impl Iterator<Item = &'a PeerInfo>) -> Duration {
-    let mut hosts: BTreeMap<u64, Vec<Cores>> = BTreeMap::new();
-    for peer_info in peer_infos {
-        hosts.entry(peer_info.host).or_default().push(peer_info.cores);
-    }
-    let ranks_per_core =
-        |cores: &Vec<Cores>| cores.len().div_ceil(Cores::total(cores.iter().copied()).max(1));
-    let most = hosts.values().map(ranks_per_core).max().unwrap_or(0);
-    WAIT_PER_RANK * u32::try_from(most).unwrap_or(u32::MAX)
-}
-
 /// The cores that a process may run on. Two sets are taken to be equal if they have the same first core, and
 /// disjoint otherwise, as where a launcher binds each rank to a share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -768,21 +752,6 @@ mod tests {
         for frame in frames {
             assert_eq!(Frame::decode(&frame.encode()), Some(frame));
         }
-    }
-
-    #[test]
-    fn a_process_may_wait_longer_for_a_core_if_more_ranks_share_it() {
-        let on = |host, ranks: u32, cores: u32| {
-            (0..ranks).map(move |rank| PeerInfo {
-                cores: Cores { first: rank % cores, count: 1 },
-                ..PeerInfo::here(([127, 0, 0, 1], 0).into(), host, None)
-            })
-        };
-        let wait = |peer_infos: Vec<PeerInfo>| longest_wait_for_core(peer_infos.iter()).as_millis();
-        assert_eq!(wait(Vec::new()), 0);
-        assert_eq!(wait(on(1, 4, 4).collect()), 100);
-        assert_eq!(wait(on(1, 256, 2).collect()), 12_800);
-        assert_eq!(wait(on(1, 4, 4).chain(on(2, 9, 4)).collect()), 300);
     }
 
     #[test]

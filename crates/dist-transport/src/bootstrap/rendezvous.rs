@@ -13,7 +13,7 @@ use crate::bootstrap::abort_state::{AbortState, Waker};
 use crate::bootstrap::auth::{Identity, Key, Purpose};
 use crate::bootstrap::channels::Channels;
 use crate::bootstrap::config::{Config, CoordinatorHost, Medium};
-use crate::bootstrap::control::{ControlConnection, Frame, PeerInfo, UnixSocketName, longest_wait_for_core};
+use crate::bootstrap::control::{ControlConnection, Frame, PeerInfo, UnixSocketName};
 use crate::bootstrap::coordinator::{COORDINATOR, Coordinator};
 use crate::bootstrap::dial::{HangUps, Opened, RETRY, number, open};
 use crate::bootstrap::probe::Probes;
@@ -62,9 +62,7 @@ pub(crate) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
     };
     let Joined { line, listener, host_listener, peer_infos } = joined;
     warn_if_parted(config.rank.index(), &peer_infos);
-    let wait_for_core = longest_wait_for_core(peer_infos.iter());
-    let liveness = config.liveness(socket::is_within_host(&line.stream)).max(wait_for_core);
-    let session = session(peer_infos, liveness)?;
+    let session = session(peer_infos, config.liveness(socket::is_within_host(&line.stream)))?;
     let service = Service::new(session.clone(), listener, host_listener, line);
     let service = runtime
         .spawn("dist-service", move || service.run())

@@ -14,8 +14,7 @@ use crate::bootstrap::abort_state::Waker;
 use crate::bootstrap::acceptor::{Acceptor, Admitted};
 use crate::bootstrap::auth::Purpose;
 use crate::bootstrap::control::{
-    ControlConnection, FRAME_BYTES, Frame, PeerInfo, StoreInbox, WaitReport, longest_wait_for_core,
-    store_frames,
+    ControlConnection, FRAME_BYTES, Frame, PeerInfo, StoreInbox, WaitReport, store_frames,
 };
 use crate::bootstrap::coordinator::{COORDINATOR, LATE_RANKS_LIMIT};
 use crate::bootstrap::host;
@@ -516,13 +515,11 @@ impl RendezvousServer {
             .zip(self.members())
             .map(|(rank, member)| Frame::Peer { rank, peer_info: member.peer_info }.encode());
         let peers: Vec<_> = peers.collect();
-        let wait = longest_wait_for_core(self.members().map(|member| &member.peer_info));
         for rank in 0..self.slots.len() {
             // The first ranks wait for heartbeats while the last are told.
             self.heartbeat();
             if let RankSlot::Joined(member) = &mut self.slots[rank] {
                 member.answer_by = None;
-                member.liveness = member.liveness.max(wait);
                 // It sends heartbeats from now on.
                 member.last_seen = self.runtime.now();
                 // A broken connection is noticed when it is read.
