@@ -238,10 +238,10 @@ impl<B> Pending<B> {
 }
 
 impl<B> RunningOperation<B> {
-    /// Waits for the operation, and executes it if it has not begun. If an earlier operation may last longer than its
-    /// deadline, the worker executes it.
+    /// Waits for the operation, and executes it if it has not begun. The worker executes it if it is woken at no cost, or
+    /// if an earlier operation may last longer than its deadline.
     fn wait(&mut self) -> OperationResult<B> {
-        if self.claim.is_none() {
+        if self.claim.is_none() && self.queue.runtime().is_waking_slow() {
             self.queue.execute_until(self.number);
         }
         match self.wait_until(None) {
