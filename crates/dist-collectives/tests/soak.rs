@@ -48,11 +48,12 @@ impl Possessions {
         }
     }
 
+    /// Panics if there is more than before. There may be less: a pair of ranks has two connections until both use the
+    /// same one for their messages.
     fn check(&self, before: &Self) {
-        assert_eq!(
-            (self.descriptors, self.threads, self.shared),
-            (before.descriptors, before.threads, before.shared)
-        );
+        assert!(self.descriptors <= before.descriptors, "{before:?}, then {self:?}");
+        assert!(self.threads <= before.threads, "{before:?}, then {self:?}");
+        assert!(self.shared <= before.shared, "{before:?}, then {self:?}");
         assert!(self.own_kib <= before.own_kib + GROWTH_KIB_MAX, "{before:?}, then {self:?}");
     }
 }
