@@ -9,16 +9,16 @@ pub(crate) const HELP: &str = "\
 cargo xtask torch [--all | --install]
 
 Builds and tests dist-torch, the backend of torch.distributed, and prints how long that took. It is no default
-member, because it needs Python from 3.10 on with its modules venv and pip, a C compiler, and 1.8 GB for PyTorch,
-which pip installs into target/torch-venv. Delete that folder to install afresh.
+member, because it needs Python from 3.10 on with its modules venv and pip, a C compiler, and 1.8 GB for
+PyTorch, which pip installs into target/torch-venv. Delete that folder to install afresh.
   (no option)  clippy, documents, an unoptimised wheel, the tests of dist-torch, and those tests of PyTorch
                which crates/dist-torch/tests/quick.txt lists, on 2 ranks
   --all        an optimised wheel, the tests of dist-torch, all distributed tests of PyTorch with Gloo and
                with dist on 2, 3 and 4 ranks, and the table of their outcomes in the crate's README
   --install    only the virtual environment
 
-All libraries for GPUs that the wheel of PyTorch requires take 5.4 GB. Tests on CPUs call none of them, so most are
-replaced by empty libraries of the same names.";
+All libraries for GPUs that the wheel of PyTorch requires take 5.4 GB. Tests on CPUs call none of them, so most
+are replaced by empty libraries of the same names.";
 
 /// Packages that pip installs without their requirements: PyTorch, and the libraries for GPUs whose variables or
 /// functions are read when PyTorch is loaded.

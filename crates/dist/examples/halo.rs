@@ -2,11 +2,7 @@
 //! their edges, the halo.
 //!
 //! `distctl run -n 4 -- target/release/examples/halo 10000`
-#![allow(
-    clippy::print_stdout,
-    clippy::disallowed_methods,
-    reason = "a program prints, and measures its own time"
-)]
+#![allow(clippy::print_stdout, clippy::disallowed_methods, reason = "a program prints and takes its time")]
 
 use std::time::Instant;
 

@@ -2,11 +2,7 @@
 //! broadcast it along their row or column of the grid, and all ranks multiply.
 //!
 //! `distctl run -n 4 -- target/release/examples/summa 512`
-#![allow(
-    clippy::print_stdout,
-    clippy::disallowed_methods,
-    reason = "a program prints, and measures its own time"
-)]
+#![allow(clippy::print_stdout, clippy::disallowed_methods, reason = "a program prints and takes its time")]
 
 use std::ops::Range;
 use std::time::Instant;
