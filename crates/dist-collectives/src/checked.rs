@@ -14,8 +14,8 @@ use crate::{Communicator, Error, Operation, Result};
 ///
 /// let outcome = sim::run(1, 3, |transport| {
 ///     let mut comm = Communicator::new(transport);
-///     let mut flags = [false; 6];
-///     comm.checked().all_gather(&[true, comm.rank() == 1], &mut flags).unwrap();
+///     let (own, mut flags) = ([true, comm.rank() == 1], [false; 6]);
+///     comm.checked().all_gather(&own, &mut flags).unwrap();
 ///     flags
 /// });
 /// assert_eq!(outcome.results, [[true, false, true, true, true, false]; 3]);
