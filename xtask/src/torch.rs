@@ -17,8 +17,8 @@ PyTorch, which pip installs into target/torch-venv. Delete that folder to instal
                with dist on 2, 3 and 4 ranks, and the table of their outcomes in the crate's README
   --install    only the virtual environment
 
-All libraries for GPUs that the wheel of PyTorch requires take 5.4 GB. Tests on CPUs call none of them, so most
-are replaced by empty libraries of the same names.";
+All libraries for GPUs that the wheel of PyTorch requires take 5.4 GB. Tests on CPUs call none of them, so
+most are replaced by empty libraries of the same names.";
 
 /// Packages that pip installs without their requirements: PyTorch, and the libraries for GPUs whose variables or
 /// functions are read when PyTorch is loaded.
