@@ -44,8 +44,7 @@ the fastest library's time to ours, by medians and by lowest times. Appends to t
   --show             measure nothing; print the table and draw the picture of earlier results
   --training         measure steps of training and their memory beside PyTorch, with 2 ranks, over shared
                      memory and TCP; takes --peers, --ranks, --transport, --rounds, --only, --out, --show
-  --programs         run ten small programs beside the same in C with MPI, with 2 ranks, over shared memory; takes
-                     --peers, --ranks, --transport, --rounds, --only, --out, --show
+  --programs         run ten small programs beside the same in C with MPI on 2 ranks; takes the same options
   --models LIST      models to train  [mlp-1M,transformer-1M,mlp-10M,transformer-10M,mlp-100M]
 
 Open MPI and MPICH of a Linux distribution are found as mpicc.openmpi and mpicc.mpich.";
