@@ -22,7 +22,8 @@ use crate::operation_queue::{AbortHandle, OperationQueue, StartClaim};
 /// dropping it aborts the job too ([`Error::NotStarted`]).
 ///
 /// A thread that waits for an operation which has not begun executes it, after the operations that were started
-/// before it. Operations that no thread waits for are executed by a thread of the communicator.
+/// before it. Operations that no thread waits for are executed by a thread of the communicator. On the simulated network,
+/// a thread that waits leaves them to that thread.
 ///
 /// A handle is also a [`Future`], for any executor. Polling it never blocks.
 #[doc(alias = "Work")]

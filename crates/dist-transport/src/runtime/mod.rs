@@ -155,8 +155,8 @@ impl Runtime {
         }
     }
 
-    /// Returns `true` if it takes a thread several microseconds to wake another one. A thread that expects to be woken
-    /// soon may then look by itself at intervals.
+    /// Returns `true` if it takes a thread several microseconds to wake another one. A thread may then
+    /// look at intervals instead of waiting to be woken, or do the work of a sleeping thread itself.
     pub fn is_waking_slow(&self) -> bool {
         self.0.is_waking_slow()
     }
