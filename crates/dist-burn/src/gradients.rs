@@ -80,19 +80,19 @@ pub(crate) fn collect<M: Module>(
     module: &M,
     gradients: &GradientsParams,
 ) -> Result<Vec<(usize, TensorData)>, BurnError> {
-    let mut collect = Collect { infos, gradients, data: Vec::new(), outcome: Ok(()) };
+    let mut collect = GradientCollector { infos, gradients, data: Vec::new(), outcome: Ok(()) };
     walk(module, &mut collect);
     collect.outcome.map(|()| collect.data)
 }
 
-struct Collect<'a> {
+struct GradientCollector<'a> {
     infos: &'a [ParamInfo],
     gradients: &'a GradientsParams,
     data: Vec<(usize, TensorData)>,
     outcome: Result<(), BurnError>,
 }
 
-impl TensorVisitor for Collect<'_> {
+impl TensorVisitor for GradientCollector<'_> {
     fn float<const D: usize>(&mut self, at: Position<'_>, param: &Param<Tensor<D>>) {
         let info = &self.infos[at.index];
         let Some(gradient) = self.gradients.get::<D>(param.id).filter(|_| info.trainable) else { return };

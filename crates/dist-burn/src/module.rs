@@ -65,12 +65,12 @@ impl ModuleParams {
     /// If a tensor has a type that cannot be trained, or an integer that is not exact as `f64`.
     pub fn new<M: Module>(module: &M) -> Result<Self, BurnError> {
         settle(module);
-        let mut collected = Collect::default();
+        let mut collected = ParameterCollector::default();
         walk(module, &mut collected);
         if let Some(error) = collected.error {
             return Err(error);
         }
-        let Collect { infos, held, parameters, .. } = collected;
+        let ParameterCollector { infos, held, parameters, .. } = collected;
         let mut buffers = MarkBuffers { infos, parameters: &parameters };
         walk(module, &mut buffers);
         Ok(Self { infos: buffers.infos, held })
@@ -135,7 +135,7 @@ impl ModuleParams {
     pub(crate) fn hold<M: Module>(&mut self, module: &M) -> Result<(), BurnError> {
         check(&self.infos, module)?;
         settle(module);
-        let mut collected = Collect::default();
+        let mut collected = ParameterCollector::default();
         walk(module, &mut collected);
         match collected.error {
             None => self.held = collected.held,
@@ -246,7 +246,7 @@ impl TensorVisitor for Check<'_> {
 
 /// A visitor that collects all tensors of a module.
 #[derive(Default)]
-struct Collect {
+struct ParameterCollector {
     infos: Vec<ParamInfo>,
     held: Vec<Held>,
     /// The parameters, each with the address of its value.
@@ -254,7 +254,7 @@ struct Collect {
     error: Option<BurnError>,
 }
 
-impl Collect {
+impl ParameterCollector {
     fn constant(
         &mut self,
         at: Position<'_>,
@@ -281,7 +281,7 @@ impl Collect {
     }
 }
 
-impl TensorVisitor for Collect {
+impl TensorVisitor for ParameterCollector {
     fn float<const D: usize>(&mut self, at: Position<'_>, param: &Param<Tensor<D>>) {
         let name = at.name();
         let tensor = param.val().inner();

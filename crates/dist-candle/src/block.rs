@@ -9,7 +9,7 @@ use dist_parallel::{Block, BoxError, ParamInfo, Params, Values, ValuesMut};
 
 use crate::activations::Given;
 use crate::gradient::root;
-use crate::spare::Spare;
+use crate::spare::BufferPool;
 use crate::variables::place;
 use crate::{Activation, BlockModule, CandleError, Variables};
 
@@ -149,7 +149,7 @@ impl<M: Send> CandleBlock<M> {
         move |source| CandleError::Candle { place: place.clone(), source }
     }
 
-    fn run<A: Activation>(&self, input: A) -> Result<(A, Kept), CandleError>
+    fn run<A: Activation>(&self, input: A) -> Result<(A, SavedTensors), CandleError>
     where
         M: BlockModule<A>,
     {
@@ -158,17 +158,17 @@ impl<M: Send> CandleBlock<M> {
         let output = self.module.forward(&given.activation()?, self.pass).map_err(&failed)?;
         let outputs = output.into_tensors();
         let detached = outputs.iter().map(Tensor::detach).collect();
-        Ok((A::from_tensors(detached)?, Kept { given, outputs }))
+        Ok((A::from_tensors(detached)?, SavedTensors { given, outputs }))
     }
 
     fn run_back<A: Activation>(
         &self,
-        kept: Kept,
+        kept: SavedTensors,
         gradient: A,
         ready: &mut Ready<'_>,
     ) -> Result<Option<A>, BoxError> {
         let failed = self.failed("backward");
-        let Kept { given, outputs } = kept;
+        let SavedTensors { given, outputs } = kept;
         let root = root(self.seeds(outputs, gradient.into_tensors())?).map_err(&failed)?;
         let mut gradients = root.backward().map_err(&failed)?;
         self.variables.check_listed(&root, &gradients, given.vars())?;
@@ -204,7 +204,7 @@ impl<M: Send> CandleBlock<M> {
 }
 
 /// The data that a forward pass keeps for its backward pass: inputs, and outputs with their graph.
-struct Kept {
+struct SavedTensors {
     given: Given,
     outputs: Vec<Tensor>,
 }
@@ -254,7 +254,7 @@ impl<M> CandleBlock<M> {
     }
 
     /// Shares the memory of freed parameters with the other blocks of a model.
-    pub(crate) fn with_spare(self, spare: Spare) -> Self {
+    pub(crate) fn with_spare(self, spare: BufferPool) -> Self {
         Self { variables: self.variables.with_spare(spare), ..self }
     }
 }

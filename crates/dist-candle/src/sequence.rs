@@ -7,7 +7,7 @@ use std::fmt;
 use candle_core::{Tensor, TensorId};
 use dist_parallel::{Block, Sequence};
 
-use crate::spare::Spare;
+use crate::spare::BufferPool;
 use crate::{Activation, BlockModule, CandleBlock};
 
 /// A builder of a [`Sequence`] of [`CandleBlock`]s in which a variable is one parameter even if several
@@ -36,13 +36,18 @@ pub struct SequenceBuilder<A = Tensor> {
     first_names: HashMap<TensorId, String>,
     /// Pairs of a variable's further name and its first name.
     ties: Vec<(String, String)>,
-    spare: Spare,
+    spare: BufferPool,
 }
 
 impl<A: Activation> SequenceBuilder<A> {
     /// Creates a builder without blocks.
     pub fn new() -> Self {
-        Self { blocks: Vec::new(), first_names: HashMap::new(), ties: Vec::new(), spare: Spare::default() }
+        Self {
+            blocks: Vec::new(),
+            first_names: HashMap::new(),
+            ties: Vec::new(),
+            spare: BufferPool::default(),
+        }
     }
 
     /// Appends `block`.

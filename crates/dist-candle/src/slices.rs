@@ -10,7 +10,7 @@ use dist_parallel::{BoxError, FloatType, ParamInfo, Values, ValuesMut};
 
 use crate::CandleError;
 use crate::array::Array;
-use crate::spare::Spare;
+use crate::spare::BufferPool;
 
 pub(crate) fn float_type(name: &str, dtype: DType) -> Result<FloatType, CandleError> {
     match dtype {
@@ -90,7 +90,7 @@ pub(crate) fn write(name: &str, var: &Var, f: &mut dyn FnMut(ValuesMut<'_>)) -> 
 
 /// Frees the memory of `var`, and so of every tensor that shares it, until the next write. If the variable is
 /// only a part of its storage, nothing is freed.
-pub(crate) fn free(name: &str, var: &Var, spare: &Spare) -> Result<Resharded, CandleError> {
+pub(crate) fn free(name: &str, var: &Var, spare: &BufferPool) -> Result<Resharded, CandleError> {
     let free = Free { spare, freed: Cell::new(false) };
     let place = || format!("freeing {name}");
     var.inplace_op1(&free).map_err(|source| CandleError::Candle { place: place(), source })?;
@@ -102,7 +102,7 @@ pub(crate) fn materialise(
     info: &ParamInfo,
     var: &Var,
     values: Values<'_>,
-    spare: &Spare,
+    spare: &BufferPool,
 ) -> Result<(), BoxError> {
     if (values.dtype(), values.len()) != (info.dtype, info.len()) {
         let (got_len, got) = (values.len(), values.dtype());
@@ -120,7 +120,7 @@ pub(crate) fn fill(
     info: &ParamInfo,
     var: &Var,
     f: &mut dyn FnMut(ValuesMut<'_>),
-    spare: &Spare,
+    spare: &BufferPool,
 ) -> Result<(), BoxError> {
     let renew = Renew { spare, dtype: var.dtype(), len: info.len() };
     let place = || format!("filling {}", info.name);
@@ -131,7 +131,7 @@ pub(crate) fn fill(
 /// An operation that gives a freed variable spare memory of its old length, if there is any. Otherwise the
 /// next write allocates zeros.
 struct Renew<'a> {
-    spare: &'a Spare,
+    spare: &'a BufferPool,
     dtype: DType,
     len: usize,
 }
@@ -154,7 +154,7 @@ impl InplaceOp1 for Renew<'_> {
 }
 
 struct Free<'a> {
-    spare: &'a Spare,
+    spare: &'a BufferPool,
     freed: Cell<bool>,
 }
 
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn what_was_freed_is_multiplied_by_nothing_and_comes_back_as_it_was_typed() {
-        let spare = Spare::default();
+        let spare = BufferPool::default();
         for dtype in [DType::F32, DType::F64] {
             let var = Var::ones((64, 64), dtype, &Device::Cpu).unwrap();
             assert!(matches!(free("w", &var, &spare), Ok(Resharded::Freed)));

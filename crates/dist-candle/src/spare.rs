@@ -15,7 +15,7 @@ use crate::slices::storage_len;
 /// If a request finds no piece of its type and length, the pool is emptied before new memory is allocated. So
 /// the pool never adds to the peak of memory.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Spare(Arc<Mutex<Pieces>>);
+pub(crate) struct BufferPool(Arc<Mutex<Pieces>>);
 
 #[derive(Debug, Default)]
 struct Pieces {
@@ -23,7 +23,7 @@ struct Pieces {
     bytes_max: usize,
 }
 
-impl Spare {
+impl BufferPool {
     /// Raises the pool's limit to the bytes of a block that uses it.
     pub(crate) fn serve(&self, block_bytes: usize) {
         let mut pieces = self.pieces();
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn what_was_freed_is_taken_again() {
-        let spare = Spare::default();
+        let spare = BufferPool::default();
         spare.serve(12);
         spare.give(piece(2));
         spare.give(piece(1));
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_freed() {
-        let spare = Spare::default();
+        let spare = BufferPool::default();
         spare.serve(12);
         spare.give(piece(2));
         assert!(spare.take(DType::F64, 2).is_none());
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn no_more_is_kept_than_the_largest_block_has() {
-        let spare = Spare::default();
+        let spare = BufferPool::default();
         spare.give(piece(1));
         assert!(spare.pieces().freed.is_empty(), "a block by itself keeps nothing");
         spare.serve(12);

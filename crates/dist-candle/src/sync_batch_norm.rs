@@ -70,7 +70,7 @@ struct Extent {
 }
 
 /// The data that a forward pass keeps for its backward pass.
-struct Kept {
+struct SavedBatch {
     normalised: Vec<f64>,
     /// For each channel, 1 / √(variance + eps).
     factors: Vec<f64>,
@@ -264,7 +264,7 @@ impl Block<Tensor> for SyncBatchNorm {
         };
         let output = normalised.iter().enumerate().map(scale).collect();
         let output = like(&input, output).map_err(&failed)?;
-        Ok((output, Saved::new(Kept { normalised, factors, count, extent })))
+        Ok((output, Saved::new(SavedBatch { normalised, factors, count, extent })))
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "parameters are f32")]
@@ -275,7 +275,7 @@ impl Block<Tensor> for SyncBatchNorm {
         ready: &mut Ready<'_>,
     ) -> Result<Option<Tensor>, BoxError> {
         let failed = self.failed("backward");
-        let Kept { normalised, factors, count, extent } = saved.take()?;
+        let SavedBatch { normalised, factors, count, extent } = saved.take()?;
         let gradient = f64s(&output_gradient).map_err(&failed)?;
         if gradient.len() != normalised.len() {
             return Err(CandleError::TensorCount { expected: normalised.len(), got: gradient.len() }.into());

@@ -10,7 +10,7 @@ use dist_parallel::model::{BufferSync, BufferView, Materialised, Ready, Resharde
 use dist_parallel::{BoxError, ParamInfo, Params, Values, ValuesMut};
 
 use crate::gradient::stray_variable;
-use crate::spare::Spare;
+use crate::spare::BufferPool;
 use crate::{CandleError, integers, slices};
 
 /// The named variables of a candle model: the parameters of a [`DataParallel`](crate::DataParallel).
@@ -51,7 +51,7 @@ pub struct Variables {
     vars: Vec<Var>,
     /// The indices of parameters that need not have a gradient after every backward pass.
     may_be_unused: HashSet<usize>,
-    spare: Spare,
+    spare: BufferPool,
 }
 
 impl Variables {
@@ -111,7 +111,7 @@ impl Variables {
             infos.push(info);
             vars.push(var);
         }
-        Ok(Self { place, infos, vars, may_be_unused: HashSet::new(), spare: Spare::default() })
+        Ok(Self { place, infos, vars, may_be_unused: HashSet::new(), spare: BufferPool::default() })
     }
 
     /// Declares one variable as a [buffer](ParamInfo::buffer), which the model itself changes in a forward
@@ -193,7 +193,7 @@ impl Variables {
     }
 
     /// Shares the memory of freed parameters with the other blocks of a model.
-    pub(crate) fn with_spare(self, spare: Spare) -> Self {
+    pub(crate) fn with_spare(self, spare: BufferPool) -> Self {
         let own = self.infos.iter().filter(|info| info.same_as.is_none() && info.buffer.is_none());
         spare.serve(own.map(|info| info.len() * info.dtype.size()).sum());
         Self { spare, ..self }

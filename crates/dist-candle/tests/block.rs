@@ -414,7 +414,7 @@ fn a_variable_that_the_block_does_not_list_is_an_error_and_not_a_lost_gradient()
 }
 
 #[test]
-fn constants_masks_and_detached_variables_raise_no_false_alarm() {
+fn constants_masks_and_detached_variables_raise_no_error() {
     let cases: [(&str, Uses); 11] = [
         ("detached", |x, var| x * var.as_detached_tensor()),
         ("a view, detached", |x, var| x.matmul(&var.t()?.detach())),

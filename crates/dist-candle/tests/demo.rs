@@ -120,7 +120,7 @@ fn training_goes_on_from_a_checkpoint_by_another_strategy_with_the_same_bits(
 ) {
     let folder = folder();
     let checkpoints = folder.path().join("checkpoints");
-    let directory = checkpoints.to_str().expect("a path of letters");
+    let directory = checkpoints.to_str().expect("a path in UTF-8");
     let steps = ["--steps", "6"];
     let whole = result(demo(
         folder.path(),

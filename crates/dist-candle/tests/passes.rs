@@ -14,23 +14,23 @@ use dist_parallel::{BoxError, Ddp, DdpOptions, Sequence, Values};
 use dist_transport::sim;
 use rstest::rstest;
 
-/// A way to train a model.
+/// A strategy of training.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Way {
+enum Strategy {
     Ddp,
     Sharded(ShardingStrategy),
     Pipeline(ScheduleKind),
 }
 
-const WAYS: [Way; 8] = [
-    Way::Ddp,
-    Way::Sharded(ShardingStrategy::FullShard),
-    Way::Sharded(ShardingStrategy::ShardGradOp),
-    Way::Sharded(ShardingStrategy::ShardOptimizer),
-    Way::Sharded(ShardingStrategy::NoShard),
-    Way::Sharded(ShardingStrategy::HybridShard { shard_degree: 2 }),
-    Way::Pipeline(ScheduleKind::Gpipe),
-    Way::Pipeline(ScheduleKind::OneForwardOneBackward),
+const STRATEGIES: [Strategy; 8] = [
+    Strategy::Ddp,
+    Strategy::Sharded(ShardingStrategy::FullShard),
+    Strategy::Sharded(ShardingStrategy::ShardGradOp),
+    Strategy::Sharded(ShardingStrategy::ShardOptimizer),
+    Strategy::Sharded(ShardingStrategy::NoShard),
+    Strategy::Sharded(ShardingStrategy::HybridShard { shard_degree: 2 }),
+    Strategy::Pipeline(ScheduleKind::Gpipe),
+    Strategy::Pipeline(ScheduleKind::OneForwardOneBackward),
 ];
 
 const STEPS: usize = 2;
@@ -80,11 +80,11 @@ fn add_bits(bits: &mut Bits, index: usize, values: Values<'_>) {
 }
 
 /// Trains and returns this rank's parameters, by index.
-fn train(way: Way, comm: Communicator) -> Bits {
+fn train(strategy: Strategy, comm: Communicator) -> Bits {
     let (model, mut optimizer, mut bits) = (model(), sgd(), Vec::new());
     let batch = |number| Ok((rows(number)?, loss));
-    match way {
-        Way::Ddp => {
+    match strategy {
+        Strategy::Ddp => {
             let mut ddp = Ddp::new(comm, model, DdpOptions::default()).unwrap();
             for _ in 0..STEPS {
                 ddp.step(MICRO_BATCHES, batch).unwrap();
@@ -92,7 +92,7 @@ fn train(way: Way, comm: Communicator) -> Bits {
             }
             ddp.for_each_parameter(|index, values| add_bits(&mut bits, index, values)).unwrap();
         }
-        Way::Sharded(strategy) => {
+        Strategy::Sharded(strategy) => {
             let mut fsdp = Fsdp::new(comm, model, &FsdpOptions::new(strategy)).unwrap();
             for _ in 0..STEPS {
                 fsdp.step(MICRO_BATCHES, batch).unwrap();
@@ -100,7 +100,7 @@ fn train(way: Way, comm: Communicator) -> Bits {
             }
             fsdp.for_each_parameter(|index, values| add_bits(&mut bits, index, values)).unwrap();
         }
-        Way::Pipeline(kind) => {
+        Strategy::Pipeline(kind) => {
             let ranks = comm.world_size();
             let schedule = kind.schedule(ranks, MICRO_BATCHES).unwrap();
             let stages = dist_parallel::pipeline::split_into_stages(BLOCKS, ranks).unwrap();
@@ -118,16 +118,16 @@ fn train(way: Way, comm: Communicator) -> Bits {
 
 #[rstest]
 fn dropout_trains_the_same_bits_under_every_strategy_on_any_number_of_ranks(
-    #[values(0, 1, 2, 3, 4, 5, 6, 7)] way: usize,
+    #[values(0, 1, 2, 3, 4, 5, 6, 7)] strategy: usize,
     #[values(1, 2, 4)] ranks: usize,
 ) {
-    let way = WAYS[way];
+    let strategy = STRATEGIES[strategy];
     // Two shards need two ranks.
-    if ranks == 1 && way == Way::Sharded(ShardingStrategy::HybridShard { shard_degree: 2 }) {
+    if ranks == 1 && strategy == Strategy::Sharded(ShardingStrategy::HybridShard { shard_degree: 2 }) {
         return;
     }
-    let alone = sim::run(1, 1, |transport| train(Way::Ddp, Communicator::new(transport)));
-    let outcome = sim::run(1, ranks, move |transport| train(way, Communicator::new(transport)));
+    let alone = sim::run(1, 1, |transport| train(Strategy::Ddp, Communicator::new(transport)));
+    let outcome = sim::run(1, ranks, move |transport| train(strategy, Communicator::new(transport)));
     assert_eq!(outcome.results, vec![alone.results[0].clone(); ranks]);
 }
 

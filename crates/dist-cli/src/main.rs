@@ -40,19 +40,19 @@ struct Arguments {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     /// Start a program once for each rank on this machine, and end all ranks when one fails
-    Run(run::Arguments),
+    Run(run::RunArguments),
     /// Measure a collective in the current job, or start a job to measure it
-    Bench(bench::Arguments),
+    Bench(bench::BenchArguments),
     /// Measure the costs of messages here again; algorithms are chosen by these costs
-    Tune(tune::Arguments),
+    Tune(tune::TuneArguments),
     /// Report the environment of the ranks, the speed between them, and what could be improved
-    Doctor(doctor::Arguments),
+    Doctor(doctor::DoctorArguments),
     /// Start jobs, kill, stop or delay one rank of each, and check the errors of the other ranks
-    Chaos(chaos::Arguments),
+    Chaos(chaos::ChaosArguments),
     /// Prove every schedule for all world sizes up to a limit, and check that wrong schedules are rejected
-    Verify(verify::Arguments),
+    Verify(verify::VerifyArguments),
     /// Predict the times of collectives on a network that you describe
-    Sim(Box<sim::Arguments>),
+    Sim(Box<sim::SimArguments>),
     /// Print completions for a shell
     Completions(reference::CompletionsArguments),
     /// Print the manual page, or write one page for each command

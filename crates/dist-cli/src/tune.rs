@@ -14,7 +14,7 @@ use crate::progress::Progress;
 use crate::run::in_a_job;
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Arguments {
+pub(crate) struct TuneArguments {
     /// Number of processes [default: 2; inside a job, the size of the job]
     #[arg(short = 'n', long, value_name = "N", value_parser = crate::parse::ranks)]
     ranks: Option<usize>,
@@ -25,7 +25,7 @@ pub(crate) struct Arguments {
 
 /// The JSON output. Its fields and their order are a stable contract.
 #[derive(Debug, Serialize)]
-struct Line<'a> {
+struct TunedCosts<'a> {
     transport: &'static str,
     ranks: usize,
     round_ps: u64,
@@ -36,7 +36,7 @@ struct Line<'a> {
 }
 
 /// Measures in the job of which this process is a rank. Outside a job, starts one.
-pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+pub(crate) fn run(arguments: &TuneArguments) -> Result<Outcome, Error> {
     let cache = |_| {
         CostCache::for_user().ok_or_else(|| {
             Error::Usage("DIST_COSTS=off disables the file of costs: unset it to use distctl tune".to_owned())
@@ -45,7 +45,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     in_a_job(arguments.ranks, cache, |config, cache| measure(arguments, config, &cache))
 }
 
-fn measure(arguments: &Arguments, config: &Config, cache: &CostCache) -> Result<Outcome, Error> {
+fn measure(arguments: &TuneArguments, config: &Config, cache: &CostCache) -> Result<Outcome, Error> {
     let progress = (config.rank().index() == 0).then(Progress::start).transpose()?;
     let now = |what: &str| progress.iter().for_each(|progress| progress.doing(what));
     now("waiting for all ranks to join");
@@ -60,7 +60,8 @@ fn measure(arguments: &Arguments, config: &Config, cache: &CostCache) -> Result<
     let written = cache.save(&TopologyKey::new(medium, &comm.hosts()), costs);
     let file = cache.path().filter(|_| written.is_ok());
     let CostModel { round_ps, byte_ps, reduced_byte_ps } = costs;
-    let line = Line { transport: medium, ranks: comm.world_size(), round_ps, byte_ps, reduced_byte_ps, file };
+    let line =
+        TunedCosts { transport: medium, ranks: comm.world_size(), round_ps, byte_ps, reduced_byte_ps, file };
     print(&if arguments.json { line.json() } else { line.sentence() })?;
     match (written, cache.path()) {
         (Err(source), Some(path)) => Err(Error::Write { path: path.to_owned(), source }),
@@ -68,7 +69,7 @@ fn measure(arguments: &Arguments, config: &Config, cache: &CostCache) -> Result<
     }
 }
 
-impl Line<'_> {
+impl TunedCosts<'_> {
     fn json(&self) -> String {
         serde_json::to_string(self).expect("it is text and numbers") + "\n"
     }

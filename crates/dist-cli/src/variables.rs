@@ -5,12 +5,12 @@
 pub(crate) struct Variable {
     pub(crate) name: &'static str,
     pub(crate) meaning: &'static str,
-    reader: Reader,
+    reader: ReadBy,
 }
 
 /// The processes that read a variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reader {
+enum ReadBy {
     /// Every rank that joins a job of `run`, `bench`, `tune`, `doctor` or `chaos`.
     Ranks,
     /// `distctl run`, which sets it for its ranks.
@@ -26,62 +26,62 @@ pub(crate) const VARIABLES: [Variable; 12] = [
     Variable {
         name: "DIST_COORDINATOR",
         meaning: "Host of the coordinator: external (the launcher) or rank0",
-        reader: Reader::Programs,
+        reader: ReadBy::Programs,
     },
     Variable {
         name: "DIST_COSTS",
         meaning: "File of measured costs, or off; the value of rank 0 counts",
-        reader: Reader::Ranks,
+        reader: ReadBy::Ranks,
     },
     Variable {
         name: "DIST_CROSSOVERS",
         meaning: "Sizes in bytes from which each algorithm of shared memory is used",
-        reader: Reader::Ranks,
+        reader: ReadBy::Ranks,
     },
     Variable {
         name: "DIST_HOST_ID",
         meaning: "Name of the machine: ranks with the same name share memory [default: the machine's boot id]",
-        reader: Reader::Ranks,
+        reader: ReadBy::Ranks,
     },
     Variable {
         name: "DIST_JOB_ID",
         meaning: "Name of the job, the same on all its machines",
-        reader: Reader::Run,
+        reader: ReadBy::Run,
     },
     Variable {
         name: "DIST_LIVENESS",
         meaning: "Seconds without a heartbeat after which a process or a host counts as failed, at least 2",
-        reader: Reader::Ranks,
+        reader: ReadBy::Ranks,
     },
     Variable {
         name: "DIST_LOG",
         meaning: "Log filter of distctl, in the syntax of RUST_LOG",
-        reader: Reader::Everything,
+        reader: ReadBy::Everything,
     },
     Variable {
         name: "DIST_PORT",
         meaning: "Port of the coordinator instead of MASTER_PORT, under other launchers",
-        reader: Reader::Programs,
+        reader: ReadBy::Programs,
     },
     Variable {
         name: "DIST_RESTART",
         meaning: "Number of restarts of the job; distctl run sets it for the program",
-        reader: Reader::Programs,
+        reader: ReadBy::Programs,
     },
     Variable {
         name: "DIST_SECRET_FILE",
         meaning: "File with the secret of the job, readable by its owner only, or fd:N",
-        reader: Reader::Run,
+        reader: ReadBy::Run,
     },
     Variable {
         name: "DIST_SHM_CMA",
         meaning: "Access of ranks to each other's memory: on, read or off",
-        reader: Reader::Ranks,
+        reader: ReadBy::Ranks,
     },
     Variable {
         name: "DIST_TRANSPORT",
         meaning: "Transport of messages: auto, shm or tcp",
-        reader: Reader::Ranks,
+        reader: ReadBy::Ranks,
     },
 ];
 
@@ -91,10 +91,10 @@ const WITH_RANKS: [&str; 5] = ["run", "bench", "tune", "doctor", "chaos"];
 /// Returns the variables that a command or its ranks read.
 pub(crate) fn read_by(command: &str) -> impl Iterator<Item = &'static Variable> {
     VARIABLES.iter().filter(move |variable| match variable.reader {
-        Reader::Ranks => WITH_RANKS.contains(&command),
-        Reader::Run => command == "run",
-        Reader::Everything => true,
-        Reader::Programs => false,
+        ReadBy::Ranks => WITH_RANKS.contains(&command),
+        ReadBy::Run => command == "run",
+        ReadBy::Everything => true,
+        ReadBy::Programs => false,
     })
 }
 

@@ -16,7 +16,7 @@ pub(crate) struct Call {
     pub(crate) action: Action,
 }
 
-/// What the call does, and the memory on which it does it.
+/// The operation and its memory.
 #[derive(Debug)]
 pub(crate) enum Action {
     AllReduce {

@@ -387,7 +387,7 @@ impl PendingCall {
     }
 }
 
-/// How often a thread that waits lets Python handle signals.
+/// The interval in which a waiting thread lets Python handle signals.
 const SIGNAL_CHECK: Duration = Duration::from_millis(100);
 
 /// How often the host of a coordinator looks whether all ranks have left.

@@ -167,7 +167,7 @@ impl fmt::Debug for AnySource {
     }
 }
 
-/// How often a receive from any source looks for messages before it sleeps between two looks.
+/// The number of looks for a message from any source before a receive sleeps between two looks.
 const POLLS_BEFORE_SLEEP: usize = 100;
 
 /// The time between two looks.

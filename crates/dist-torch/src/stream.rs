@@ -30,7 +30,7 @@ pub(crate) struct Stream {
 #[derive(Default)]
 struct Queue {
     operations: VecDeque<Arc<Operation>>,
-    /// Whether a thread makes the call that was taken from the queue last.
+    /// `true` while a thread makes the call that was taken from the queue last.
     is_running: bool,
     is_closed: bool,
     thread: Option<Task<()>>,

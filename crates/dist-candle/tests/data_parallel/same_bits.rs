@@ -15,7 +15,7 @@ const ROWS: usize = 3;
 
 /// A way to compute the micro-batches of a step.
 #[derive(Debug, Clone, Copy)]
-enum Way {
+enum Call {
     Dealt,
     Accumulated,
     NoSync,
@@ -35,7 +35,7 @@ fn settings() -> ParamsAdamW {
     ParamsAdamW { lr: 0.02, eps: 1e-3, ..ParamsAdamW::default() }
 }
 
-fn train(comm: Communicator, way: Way, kind: ScheduleKind, dtype: DType) -> Named {
+fn train(comm: Communicator, way: Call, kind: ScheduleKind, dtype: DType) -> Named {
     let trained = match kind {
         ScheduleKind::Sgd => train_by::<SGD>(comm, way, dtype, 0.1),
         ScheduleKind::AdamW => train_by::<candle_nn::AdamW>(comm, way, dtype, settings()),
@@ -47,7 +47,7 @@ fn train(comm: Communicator, way: Way, kind: ScheduleKind, dtype: DType) -> Name
 /// Trains in a function that returns candle's own result.
 fn train_by<O: Optimizer>(
     comm: Communicator,
-    way: Way,
+    way: Call,
     dtype: DType,
     config: O::Config,
 ) -> candle_core::Result<Named> {
@@ -59,20 +59,20 @@ fn train_by<O: Optimizer>(
         let own = dp.share(MICRO_BATCHES);
         let last = own.end - 1;
         let grads = match way {
-            Way::Dealt => dp.backward_each(MICRO_BATCHES, |number| Ok(loss_of(number)?))?,
-            Way::Accumulated => {
+            Call::Dealt => dp.backward_each(MICRO_BATCHES, |number| Ok(loss_of(number)?))?,
+            Call::Accumulated => {
                 for number in own {
                     dp.accumulate(&loss_of(number)?)?;
                 }
                 dp.synchronise()?
             }
-            Way::NoSync => {
+            Call::NoSync => {
                 for number in own.start..last {
                     dp.no_sync().backward(&loss_of(number)?)?;
                 }
                 dp.backward(&loss_of(last)?)?
             }
-            Way::Joined => {
+            Call::Joined => {
                 for number in own.start..last {
                     dp.accumulate(loss_of(number)?)?;
                 }
@@ -90,8 +90,8 @@ fn the_same_micro_batches_on_1_2_and_4_ranks_train_the_same_bits(
     #[values(ScheduleKind::Sgd, ScheduleKind::AdamW, ScheduleKind::SavedAdamW)] kind: ScheduleKind,
     #[values(DType::F32, DType::F64, DType::F16, DType::BF16)] dtype: DType,
 ) {
-    let alone = run(1, move |comm| train(comm, Way::Dealt, kind, dtype)).remove(0);
-    for way in [Way::Dealt, Way::Accumulated, Way::NoSync, Way::Joined] {
+    let alone = run(1, move |comm| train(comm, Call::Dealt, kind, dtype)).remove(0);
+    for way in [Call::Dealt, Call::Accumulated, Call::NoSync, Call::Joined] {
         for ranks in [1, 2, 4] {
             let trained = run(ranks, move |comm| train(comm, way, kind, dtype));
             for (rank, trained) in trained.into_iter().enumerate() {
@@ -103,9 +103,9 @@ fn the_same_micro_batches_on_1_2_and_4_ranks_train_the_same_bits(
 
 #[test]
 fn three_ranks_have_the_same_bits_as_each_other() {
-    let trained = run(3, |comm| train(comm, Way::Dealt, ScheduleKind::AdamW, DType::F32));
+    let trained = run(3, |comm| train(comm, Call::Dealt, ScheduleKind::AdamW, DType::F32));
     assert!(trained.iter().all(|other| *other == trained[0]));
-    assert_eq!(run(3, |comm| train(comm, Way::Dealt, ScheduleKind::AdamW, DType::F32)), trained);
+    assert_eq!(run(3, |comm| train(comm, Call::Dealt, ScheduleKind::AdamW, DType::F32)), trained);
 }
 
 /// Trains with candle alone, with one batch in each step.

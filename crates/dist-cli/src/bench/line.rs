@@ -6,7 +6,7 @@ use crate::quantity::{rounded, show_bytes};
 
 /// One measured point. The fields and their order are a stable contract.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Line {
+pub(super) struct MeasuredLine {
     pub(super) peer: &'static str,
     pub(super) transport: String,
     pub(super) op: &'static str,
@@ -23,7 +23,7 @@ pub(super) struct Line {
     pub(super) checked: bool,
 }
 
-/// The statistics of a point's times, as a part of its [`Line`].
+/// The statistics of a point's times, as a part of its [`MeasuredLine`].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Times {
     median_us: f64,
@@ -53,7 +53,7 @@ impl Times {
     }
 }
 
-impl Line {
+impl MeasuredLine {
     /// Returns the line of JSON with its newline.
     pub(super) fn json(&self) -> String {
         serde_json::to_string(self).expect("a line has only numbers and text") + "\n"
@@ -77,7 +77,7 @@ pub(super) struct Table {
 
 impl Table {
     /// Returns the row of a point, after the head if it is the first.
-    pub(super) fn rows(&mut self, line: &Line) -> String {
+    pub(super) fn rows(&mut self, line: &MeasuredLine) -> String {
         let mut text = String::new();
         if !std::mem::replace(&mut self.begun, true) {
             let variant = if line.touch { ", touched" } else { "" };
@@ -108,9 +108,9 @@ impl Table {
 mod tests {
     use super::*;
 
-    fn line() -> Line {
+    fn line() -> MeasuredLine {
         let times = vec![512.0, 524.288, 498.123_456, 600.0];
-        Line {
+        MeasuredLine {
             peer: "dist",
             transport: "tcp".to_owned(),
             op: "all_reduce",

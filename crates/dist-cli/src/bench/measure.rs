@@ -7,17 +7,21 @@ use dist_collectives::{Buffer, Communicator, Complex, Element, ReduceOp, bf16, f
 use dist_transport::Runtime;
 
 use super::exact::{self, Exact};
-use super::line::{Line, Times};
+use super::line::{MeasuredLine, Times};
 use super::operation::Operation;
 use super::start::Starter;
-use super::{BufferKind, Plan, Report, sample};
+use super::{BenchPlan, BenchReport, BufferKind, sample};
 use crate::Error;
 use crate::operation::Messages;
 use crate::outcome::Outcome;
 use crate::progress::Progress;
 
 /// Measures all points of a plan with elements of its type.
-pub(super) fn points(plan: &Plan, mut comm: Communicator, report: &mut Report) -> Result<Outcome, Error> {
+pub(super) fn points(
+    plan: &BenchPlan,
+    mut comm: Communicator,
+    report: &mut BenchReport,
+) -> Result<Outcome, Error> {
     use dist_collectives::DType;
     let mut scoped;
     let comm: &mut Communicator = match plan.algorithm {
@@ -47,7 +51,7 @@ pub(super) fn points(plan: &Plan, mut comm: Communicator, report: &mut Report) -
 }
 
 struct Bench<'a> {
-    plan: &'a Plan,
+    plan: &'a BenchPlan,
     comm: &'a mut Communicator,
     starter: Starter,
 }
@@ -63,7 +67,7 @@ struct Buffers<T: Element> {
 const TOUCH_BYTES_MIN: usize = 64 << 10;
 
 impl Bench<'_> {
-    fn points<T: Exact>(&mut self, report: &mut Report) -> Result<Outcome, Error> {
+    fn points<T: Exact>(&mut self, report: &mut BenchReport) -> Result<Outcome, Error> {
         let mut outcome = Outcome::Success;
         // Only rank 0 reports progress.
         let progress = (self.comm.rank() == 0).then(Progress::start).transpose()?;
@@ -88,8 +92,8 @@ impl Bench<'_> {
         Ok(outcome)
     }
 
-    fn line<T: Element>(&self, len: usize, times: Vec<f64>) -> Result<Line, Error> {
-        let Plan { operation, order, check, .. } = *self.plan;
+    fn line<T: Element>(&self, len: usize, times: Vec<f64>) -> Result<MeasuredLine, Error> {
+        let BenchPlan { operation, order, check, .. } = *self.plan;
         let (world_size, bytes) = (self.comm.world_size(), len * size_of::<T>());
         let carried = if operation.reduces() { self.plan.op.partial_dtype(T::DTYPE) } else { T::DTYPE };
         let medium = self.plan.medium.name();
@@ -102,7 +106,7 @@ impl Bench<'_> {
             BufferKind::Private => transport,
             BufferKind::Shared | BufferKind::Borrowed => format!("{transport}-{}", kind.name()),
         };
-        Ok(Line {
+        Ok(MeasuredLine {
             peer: "dist",
             transport,
             op: operation.name(),
@@ -216,7 +220,7 @@ impl Bench<'_> {
     }
 
     /// Checks the results of the operation on every rank, with every root.
-    fn check<T: Exact>(&mut self, buffers: &mut Buffers<T>, report: &Report) -> Result<bool, Error> {
+    fn check<T: Exact>(&mut self, buffers: &mut Buffers<T>, report: &BenchReport) -> Result<bool, Error> {
         let (rank, world_size) = (self.comm.rank(), self.comm.world_size());
         let roots = if self.plan.operation.is_rooted() { world_size } else { 1 };
         let mut right = true;

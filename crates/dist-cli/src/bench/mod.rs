@@ -18,7 +18,7 @@ use crate::outcome::Outcome;
 use crate::output::{print, say};
 use crate::parse::{TransportName, same_name};
 use crate::run::in_a_job;
-use line::{Line, Table};
+use line::{MeasuredLine, Table};
 use operation::Operation;
 use start::Start;
 
@@ -26,7 +26,7 @@ use start::Start;
 const BYTES_DEFAULT: &str = "8,1K,64K,1M,16M,128M";
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Arguments {
+pub(crate) struct BenchArguments {
     /// Operation to measure
     #[arg(value_name = "OP", value_parser = Operation::parser())]
     operation: Operation,
@@ -108,26 +108,27 @@ struct Switches {
 }
 
 /// Measures in the job of which this process is a rank. Outside a job, starts one.
-pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+pub(crate) fn run(arguments: &BenchArguments) -> Result<Outcome, Error> {
     in_a_job(arguments.ranks, |ranks| arguments.plan(ranks), |config, plan| measure(arguments, config, plan))
 }
 
-fn measure(arguments: &Arguments, config: &Config, plan: Plan) -> Result<Outcome, Error> {
+fn measure(arguments: &BenchArguments, config: &Config, plan: BenchPlan) -> Result<Outcome, Error> {
     let medium = arguments.transport.map_or(config.medium(), TransportName::medium);
     let transport = ProcessTransport::join(&config.clone().with_medium(medium))?;
     let medium = transport.medium();
-    let plan = Plan { medium, ..plan };
+    let plan = BenchPlan { medium, ..plan };
     let mut comm = Communicator::new(transport);
     comm.set_crossovers(crossovers_from_env()?);
     comm.tune(CostCache::for_user().as_ref(), medium.name())?;
     comm.set_order(arguments.order);
-    let mut report = Report { rank: comm.rank(), json: arguments.switches.json, table: Table::default() };
+    let mut report =
+        BenchReport { rank: comm.rank(), json: arguments.switches.json, table: Table::default() };
     measure::points(&plan, comm, &mut report)
 }
 
 /// A valid set of measurements.
 #[derive(Debug)]
-struct Plan {
+struct BenchPlan {
     operation: Operation,
     /// Elements of each rank's input, for each point.
     lengths: Vec<usize>,
@@ -143,8 +144,8 @@ struct Plan {
     check: bool,
 }
 
-impl Arguments {
-    fn plan(&self, world_size: usize) -> Result<Plan, Error> {
+impl BenchArguments {
+    fn plan(&self, world_size: usize) -> Result<BenchPlan, Error> {
         let (operation, dtype) = (self.operation, self.dtype);
         if operation.reduces() && !self.op.supports(dtype) {
             return Err(Error::Usage(format!("{} does not support {dtype}", self.op)));
@@ -183,7 +184,7 @@ impl Arguments {
         }
         let (op, order, medium) = (self.op, self.order, Medium::default());
         let Self { buffers, start, samples, .. } = *self;
-        Ok(Plan {
+        Ok(BenchPlan {
             operation,
             lengths,
             dtype,
@@ -221,14 +222,14 @@ impl Arguments {
 
 /// The output of results, which rank 0 prints.
 #[derive(Debug)]
-struct Report {
+struct BenchReport {
     rank: usize,
     json: bool,
     table: Table,
 }
 
-impl Report {
-    fn line(&mut self, line: &Line) -> Result<(), Error> {
+impl BenchReport {
+    fn line(&mut self, line: &MeasuredLine) -> Result<(), Error> {
         if self.rank != 0 {
             return Ok(());
         }
@@ -251,9 +252,9 @@ mod tests {
     #[test]
     fn only_reductions_have_to_be_exact() {
         let plan = |operation| {
-            let command = Arguments::augment_args(clap::Command::new("bench"));
+            let command = BenchArguments::augment_args(clap::Command::new("bench"));
             let arguments = ["bench", operation, "--dtype", "bf16", "--bytes", "8", "--check"];
-            Arguments::from_arg_matches(&command.get_matches_from(arguments)).unwrap().plan(300)
+            BenchArguments::from_arg_matches(&command.get_matches_from(arguments)).unwrap().plan(300)
         };
         assert!(plan("broadcast").is_ok() && plan("all_gather").is_ok() && plan("barrier").is_ok());
         assert!(plan("all_reduce").is_err() && plan("scan").is_err());

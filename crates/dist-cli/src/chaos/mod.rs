@@ -1,9 +1,9 @@
 //! `distctl chaos`: kills, stops or delays one rank of a job and checks that the others report it correctly.
 
 mod calls;
+mod fault_result;
 mod plan;
 mod rank;
-mod verdict;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -17,12 +17,12 @@ use crate::output::{print, say};
 use crate::parse::TransportName;
 use crate::progress::Progress;
 use crate::run::{Job, Launcher, OutputSink, Stream, in_launcher, own_program};
-use plan::{Kind, Plan};
-use rank::Report;
-use verdict::Verdict;
+use fault_result::FaultResult;
+use plan::{FaultPlan, Kind};
+use rank::RankReport;
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Arguments {
+pub(crate) struct ChaosArguments {
     /// Number of processes of each job, at least 2
     #[arg(short = 'n', long, value_name = "N", default_value = "4", value_parser = crate::parse::several_ranks)]
     ranks: usize,
@@ -47,7 +47,7 @@ pub(crate) struct Arguments {
 const GRACE: Duration = Duration::from_millis(100);
 
 /// Runs one job for each fault; inside such a job, runs one of its ranks.
-pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+pub(crate) fn run(arguments: &ChaosArguments) -> Result<Outcome, Error> {
     if let Some(fault) = arguments.fault {
         // Outside a job this process would be the victim.
         if !Config::is_in_env() {
@@ -58,12 +58,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
         }
         let config = Config::from_env()?;
         let medium = arguments.transport.map_or(config.medium(), TransportName::medium);
-        return rank::run(&Plan::of(arguments.seed, fault, arguments.ranks), &config.with_medium(medium));
+        return rank::run(
+            &FaultPlan::of(arguments.seed, fault, arguments.ranks),
+            &config.with_medium(medium),
+        );
     }
     in_launcher(|| arguments.start_all())
 }
 
-impl Arguments {
+impl ChaosArguments {
     /// Runs one job for each fault.
     fn start_all(&self) -> Result<Outcome, Error> {
         let mut all = Summary::default();
@@ -71,7 +74,7 @@ impl Arguments {
         let progress = Progress::start()?;
         let mut stopped = None;
         for fault in 0..self.faults {
-            let plan = Plan::of(self.seed, fault, self.ranks);
+            let plan = FaultPlan::of(self.seed, fault, self.ranks);
             let output = Arc::new(JobOutput::new(self.ranks));
             progress.doing(format!("fault {} of {}, {}", fault + 1, self.faults, plan.kind.name()));
             if let Outcome::Stopped { by, .. } = self.start(fault, &mut launcher, output.clone())? {
@@ -79,14 +82,14 @@ impl Arguments {
                 stopped = Some(Outcome::Stopped { code: by.code(), by });
                 break;
             }
-            let verdict = Verdict::of(fault, &plan, &output.reports());
-            if !verdict.is_right() {
-                output.print_errors(&verdict);
+            let result = FaultResult::of(fault, &plan, &output.reports());
+            if !result.is_right() {
+                output.print_errors(&result);
             }
             if self.json {
-                print(&(serde_json::to_string(&verdict).expect("it is text and numbers") + "\n"))?;
+                print(&(serde_json::to_string(&result).expect("it is text and numbers") + "\n"))?;
             }
-            all.add(verdict);
+            all.add(result);
         }
         let summary = if self.json { all.json() } else { all.table() };
         print(&(summary + "\n"))?;
@@ -110,7 +113,7 @@ impl Arguments {
 /// The reports of a job's ranks, and all other output.
 #[derive(Debug)]
 struct JobOutput {
-    reports: Mutex<Vec<Vec<Report>>>,
+    reports: Mutex<Vec<Vec<RankReport>>>,
     /// Output that is not a report.
     other_lines: Mutex<Vec<String>>,
 }
@@ -120,7 +123,7 @@ impl JobOutput {
         Self { reports: Mutex::new(vec![Vec::new(); ranks]), other_lines: Mutex::default() }
     }
 
-    fn reports(&self) -> Vec<Vec<Report>> {
+    fn reports(&self) -> Vec<Vec<RankReport>> {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -129,7 +132,7 @@ impl JobOutput {
     }
 
     /// Prints the errors of a job and its other output.
-    fn print_errors(&self, Verdict { fault, kind, victim, wrong, .. }: &Verdict) {
+    fn print_errors(&self, FaultResult { fault, kind, victim, wrong, .. }: &FaultResult) {
         let mut text = format!("fault {fault}, {} of rank {victim}: {}", kind.name(), wrong.join("; "));
         for line in &*self.other_lines.lock().unwrap_or_else(PoisonError::into_inner) {
             text.push_str(&format!("\n    {line}"));
@@ -162,22 +165,22 @@ struct Totals {
     calls: usize,
 }
 
-/// The verdicts on all faults of a run.
+/// The results of all faults of a run.
 #[derive(Debug, Default)]
-struct Summary(Vec<Verdict>);
+struct Summary(Vec<FaultResult>);
 
 impl Summary {
-    fn add(&mut self, verdict: Verdict) {
-        self.0.push(verdict);
+    fn add(&mut self, result: FaultResult) {
+        self.0.push(result);
     }
 
     fn is_right(&self) -> bool {
-        self.0.iter().all(Verdict::is_right)
+        self.0.iter().all(FaultResult::is_right)
     }
 
     fn json(&self) -> String {
-        let right = self.0.iter().filter(|verdict| verdict.is_right()).count();
-        let calls: usize = self.0.iter().map(|verdict| verdict.calls).sum();
+        let right = self.0.iter().filter(|result| result.is_right()).count();
+        let calls: usize = self.0.iter().map(|result| result.calls).sum();
         serde_json::to_string(&Totals { faults: self.0.len(), right, calls }).expect("these are numbers")
     }
 
@@ -192,11 +195,10 @@ impl Summary {
     }
 
     fn row(&self, kind: Kind) -> Option<String> {
-        let these: Vec<_> = self.0.iter().filter(|verdict| verdict.kind == kind).collect();
-        let (jobs, right) = (these.len(), these.iter().filter(|verdict| verdict.is_right()).count());
-        let calls: usize = these.iter().map(|verdict| verdict.calls).sum();
-        let mut delays: Vec<f64> =
-            these.iter().flat_map(|verdict| verdict.heard_ms.iter().copied()).collect();
+        let these: Vec<_> = self.0.iter().filter(|result| result.kind == kind).collect();
+        let (jobs, right) = (these.len(), these.iter().filter(|result| result.is_right()).count());
+        let calls: usize = these.iter().map(|result| result.calls).sum();
+        let mut delays: Vec<f64> = these.iter().flat_map(|result| result.heard_ms.iter().copied()).collect();
         delays.sort_by(f64::total_cmp);
         // The nearest-rank percentile.
         let at = |percent: usize| delays.get((delays.len() * percent).div_ceil(100).max(1) - 1);

@@ -45,7 +45,7 @@ const STALL: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(
 
 /// One job and its fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Plan {
+pub(super) struct FaultPlan {
     pub(super) kind: Kind,
     pub(super) victim: usize,
     /// Time of the fault after all ranks have joined.
@@ -56,7 +56,7 @@ pub(super) struct Plan {
     pub(super) calls: u64,
 }
 
-impl Plan {
+impl FaultPlan {
     /// Returns the plan of one fault. It is the same on all ranks and in every run with this seed.
     pub(super) fn of(seed: u64, fault: u64, ranks: usize) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
@@ -85,9 +85,9 @@ mod tests {
 
     #[test]
     fn a_seed_determines_the_faults_and_every_kind_occurs() {
-        let plans: Vec<Plan> = (0..200).map(|fault| Plan::of(7, fault, 5)).collect();
-        assert_eq!(plans[17], Plan::of(7, 17, 5));
-        assert_ne!(plans[17], Plan::of(8, 17, 5));
+        let plans: Vec<FaultPlan> = (0..200).map(|fault| FaultPlan::of(7, fault, 5)).collect();
+        assert_eq!(plans[17], FaultPlan::of(7, 17, 5));
+        assert_ne!(plans[17], FaultPlan::of(8, 17, 5));
         for kind in Kind::ALL {
             assert!(plans.iter().any(|plan| plan.kind == kind), "{kind:?}");
         }

@@ -10,7 +10,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use super::calls::Calls;
-use super::plan::{Kind, Plan};
+use super::plan::{FaultPlan, Kind};
 use crate::Error;
 use crate::outcome::Outcome;
 use crate::output::print;
@@ -32,7 +32,7 @@ const GONE: i32 = 7;
 
 /// A report of a rank to the process that started it, as a line of JSON.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) enum Report {
+pub(super) enum RankReport {
     /// The fault happens now.
     Fault { at: Duration },
     /// The calls have ended.
@@ -62,7 +62,7 @@ pub(super) struct ReportedError {
 }
 
 /// Joins the job and makes calls until an error or the end. The victim also fails.
-pub(super) fn run(plan: &Plan, config: &Config) -> Result<Outcome, Error> {
+pub(super) fn run(plan: &FaultPlan, config: &Config) -> Result<Outcome, Error> {
     let mut comm = Communicator::new(ProcessTransport::join(config)?);
     comm.set_timeout(TIMEOUT);
     let runtime = Runtime::system();
@@ -82,13 +82,13 @@ pub(super) fn run(plan: &Plan, config: &Config) -> Result<Outcome, Error> {
         text: error.to_string(),
     });
     let outcome = if end.error.is_some() { Outcome::Code(FAILED) } else { Outcome::Success };
-    send_report(&Report::End(end));
+    send_report(&RankReport::End(end));
     Ok(outcome)
 }
 
 /// Makes calls until one fails or rank 0 ends them.
 fn make_calls(
-    plan: &Plan,
+    plan: &FaultPlan,
     comm: &mut Communicator,
     calls: &mut Calls,
     (start, lasts): (Duration, Duration),
@@ -100,7 +100,7 @@ fn make_calls(
         for _ in 0..CALLS_AT_ONCE {
             let passed = now().saturating_sub(start);
             if panics && passed >= plan.after {
-                send_report(&Report::Fault { at: now() });
+                send_report(&RankReport::Fault { at: now() });
                 // As a panic does, but without its message.
                 std::panic::resume_unwind(Box::new(()));
             }
@@ -114,7 +114,7 @@ fn make_calls(
 }
 
 /// Starts the thread that causes the fault, if this rank has to, and the thread that detects a hang.
-fn prepare(plan: &Plan, runtime: &Runtime, rank: usize, pids: &[u32]) -> Result<(), Error> {
+fn prepare(plan: &FaultPlan, runtime: &Runtime, rank: usize, pids: &[u32]) -> Result<(), Error> {
     let (kind, after, stall) = (plan.kind, plan.after, plan.stall);
     let exits = kind == Kind::Exit;
     let is_victim = rank == plan.victim;
@@ -126,7 +126,7 @@ fn prepare(plan: &Plan, runtime: &Runtime, rank: usize, pids: &[u32]) -> Result<
     let waiting = runtime.clone();
     let watch = move || {
         wait(&waiting, HANG);
-        send_report(&Report::Hang);
+        send_report(&RankReport::Hang);
         std::process::exit(1);
     };
     runtime.spawn("watch", watch).map_err(Error::Thread)?;
@@ -137,7 +137,7 @@ fn prepare(plan: &Plan, runtime: &Runtime, rank: usize, pids: &[u32]) -> Result<
     let waiting = runtime.clone();
     let fault = move || {
         wait(&waiting, after);
-        send_report(&Report::Fault { at: now() });
+        send_report(&RankReport::Fault { at: now() });
         if exits {
             std::process::exit(GONE);
         }
@@ -146,7 +146,7 @@ fn prepare(plan: &Plan, runtime: &Runtime, rank: usize, pids: &[u32]) -> Result<
             Kind::Terminate => Signal::TERM,
             _ => Signal::STOP,
         };
-        // `kill` fails if the victim has already ended. The verdict reports that.
+        // `kill` fails if the victim has already ended. The result reports that.
         let _ = kill_process(pid, signal);
         if kind == Kind::Stall {
             wait(&waiting, stall);
@@ -169,8 +169,8 @@ fn now() -> Duration {
     Duration::try_from(time).unwrap_or_default()
 }
 
-fn send_report(report: &Report) {
+fn send_report(report: &RankReport) {
     let line = serde_json::to_string(report).expect("it is text and numbers") + "\n";
-    // If the report is lost, the verdict says that this rank sent none.
+    // If the report is lost, the result says that this rank sent none.
     let _ = print(&line);
 }

@@ -12,10 +12,10 @@ use crate::Error;
 use crate::outcome::Outcome;
 use crate::output::print;
 use crate::run::in_a_job;
-use ranks::{MeasuredLink, Report, speed};
+use ranks::{MachineReport, MeasuredLink, speed};
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Arguments {
+pub(crate) struct DoctorArguments {
     /// Number of processes [default: 2; inside a job, the size of the job]
     #[arg(short = 'n', long, value_name = "N", value_parser = crate::parse::ranks)]
     ranks: Option<usize>,
@@ -59,12 +59,12 @@ impl fmt::Display for Finding {
 }
 
 /// Examines the job of which this process is a rank. Outside a job, starts one.
-pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+pub(crate) fn run(arguments: &DoctorArguments) -> Result<Outcome, Error> {
     in_a_job(arguments.ranks, |_| Ok(()), |config, ()| report(arguments, config))
 }
 
-fn report(arguments: &Arguments, config: &Config) -> Result<Outcome, Error> {
-    let Some(Report { findings, leaders, links }) = ranks::look_around(config)? else {
+fn report(arguments: &DoctorArguments, config: &Config) -> Result<Outcome, Error> {
+    let Some(MachineReport { findings, leaders, links }) = ranks::look_around(config)? else {
         return Ok(Outcome::Success);
     };
     let text: String = if arguments.json {

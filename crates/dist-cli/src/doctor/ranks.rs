@@ -33,7 +33,7 @@ const BUDGET: Duration = Duration::from_millis(500);
 
 /// The findings and the measured links of a job.
 #[derive(Debug)]
-pub(super) struct Report {
+pub(super) struct MachineReport {
     pub(super) findings: Vec<Finding>,
     /// The first rank of each of the first hosts.
     pub(super) leaders: Vec<usize>,
@@ -42,7 +42,7 @@ pub(super) struct Report {
 }
 
 /// Joins the job and examines it. Returns the findings of all ranks on rank 0, and `None` elsewhere.
-pub(super) fn look_around(config: &Config) -> Result<Option<Report>, Error> {
+pub(super) fn look_around(config: &Config) -> Result<Option<MachineReport>, Error> {
     let progress = (config.rank().index() == 0).then(Progress::start).transpose()?;
     let now = |what: &str| progress.iter().for_each(|progress| progress.doing(what));
     now("waiting for all ranks to join");
@@ -68,7 +68,7 @@ pub(super) fn look_around(config: &Config) -> Result<Option<Report>, Error> {
     findings.extend(clocks(&mut comm, &hosts, system_time)?);
     let leaders = leaders(&hosts);
     let measured = leaders[..leaders.len().min(HOSTS_MEASURED)].to_vec();
-    Ok((rank == 0).then_some(Report { findings, leaders: measured, links }))
+    Ok((rank == 0).then_some(MachineReport { findings, leaders: measured, links }))
 }
 
 /// Returns the findings about this machine, on which these ranks run.

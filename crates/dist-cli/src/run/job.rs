@@ -18,7 +18,7 @@ use super::lines::{Forward, OutputSink};
 use super::rendezvous::{Nodes, Rendezvous};
 use super::restart;
 use super::signals::watch_signals;
-use super::watch::{END_LIMIT, Ended, Event, REPORT_GRACE, Watch};
+use super::watch::{END_LIMIT, Ended, Event, REPORT_GRACE, RunningJob};
 use crate::Error;
 use crate::outcome::{Outcome, Stop};
 
@@ -212,7 +212,7 @@ impl Job {
         (messages, sink): (&Mailbox<String>, &Arc<dyn OutputSink>),
     ) -> Result<Ended, Error> {
         let limits = [self.report_grace, self.grace];
-        let mut watch = Watch::new(runtime, messages, self.first, limits, rendezvous, started);
+        let mut watch = RunningJob::new(runtime, messages, self.first, limits, rendezvous, started);
         for local in 0..self.ranks {
             let child = self.start(local, &watch.rendezvous, files, started);
             let added = child.and_then(|child| watch.add(child, events, sink));

@@ -39,7 +39,7 @@ use lines::Forward;
 use secret::{SecretFile, own_name};
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Arguments {
+pub(crate) struct RunArguments {
     /// Number of processes to start on each machine
     #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = crate::parse::ranks)]
     #[arg(required_unless_present_any = ["hosts", "hostfile"])]
@@ -85,7 +85,7 @@ pub(crate) struct Arguments {
     command: Vec<OsString>,
 }
 
-impl Arguments {
+impl RunArguments {
     /// Returns the hosts of the arguments, if there are any.
     fn listed_hosts(&self) -> Result<Option<Vec<Host>>, Error> {
         match &self.hostfile {
@@ -131,11 +131,11 @@ pub(crate) fn run_part() -> Result<Outcome, Error> {
 }
 
 /// Runs the job, or its part on this machine, to its end. The exit code is that of the first failed rank.
-pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+pub(crate) fn run(arguments: &RunArguments) -> Result<Outcome, Error> {
     in_launcher(|| launch(arguments))
 }
 
-fn launch(arguments: &Arguments) -> Result<Outcome, Error> {
+fn launch(arguments: &RunArguments) -> Result<Outcome, Error> {
     match arguments.listed_hosts()? {
         Some(hosts) => launch_on(hosts, arguments),
         None if arguments.nnodes.is_none() && arguments.rdzv.is_some() => {
@@ -146,7 +146,7 @@ fn launch(arguments: &Arguments) -> Result<Outcome, Error> {
 }
 
 /// Runs the job on hosts over ssh.
-fn launch_on(hosts: Vec<Host>, arguments: &Arguments) -> Result<Outcome, Error> {
+fn launch_on(hosts: Vec<Host>, arguments: &RunArguments) -> Result<Outcome, Error> {
     let counts = counts(&hosts, arguments.ranks)?;
     let distctl = arguments.remote_distctl.as_deref();
     let mut job = HostsJob::new(hosts, counts, &arguments.ssh, distctl, &arguments.command)?;
@@ -159,7 +159,7 @@ fn launch_on(hosts: Vec<Host>, arguments: &Arguments) -> Result<Outcome, Error> 
     job.run(&(Arc::new(forward) as Arc<dyn OutputSink>))
 }
 
-fn launch_here(arguments: &Arguments) -> Result<Outcome, Error> {
+fn launch_here(arguments: &RunArguments) -> Result<Outcome, Error> {
     let (program, rest) = arguments.command.split_first().expect("clap asks for a program");
     check_program(program, &std::env::var_os("PATH").unwrap_or_default())?;
     let ranks = arguments.ranks.expect("clap asks for a number of ranks or for hosts");

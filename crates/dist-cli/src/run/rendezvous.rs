@@ -128,7 +128,7 @@ impl Rendezvous {
     }
 
     /// Reports to the coordinator that the processes of these ranks have ended. If the coordinator is on
-    /// another machine, a thread does that, which is returned.
+    /// another machine, a thread sends the report. The thread is returned.
     pub(super) fn report_ended(
         &self,
         ranks: Vec<usize>,

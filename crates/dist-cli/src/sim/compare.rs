@@ -22,7 +22,7 @@ use crate::quantity::{rounded, show_bytes, show_time};
 use crate::{Error, operation};
 
 #[derive(Debug, clap::Args)]
-pub(super) struct Arguments {
+pub(super) struct CompareArguments {
     /// Files with lines of distctl bench --json, measured by ranks that share this host
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
@@ -87,7 +87,7 @@ impl fmt::Display for Conditions {
 
 /// The JSON output. Its fields and their order are a stable contract.
 #[derive(Debug, Clone, Serialize)]
-struct Line {
+struct ComparedLine {
     op: String,
     ranks: usize,
     bytes: usize,
@@ -101,7 +101,7 @@ struct Line {
 }
 
 /// Predicts every measured point.
-pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+pub(super) fn run(arguments: &CompareArguments) -> Result<Outcome, Error> {
     let progress = Progress::start()?;
     progress.doing("reading the measurements");
     let measured = read(&arguments.files)?;
@@ -142,7 +142,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
         None if points.is_empty() => Model { cores, ..Model::default() },
         None => {
             let shared = points.iter().all(|point| point.transport.starts_with(Medium::Shm.name()));
-            let known = fit::Known { cores, reduce: arguments.reduce, shared };
+            let known = fit::GivenParameters { cores, reduce: arguments.reduce, shared };
             progress.doing(format!("fitting a model to {} measured points", points.len()));
             fit::fit(known, |model| squares(&setting, &points, model))
         }
@@ -245,7 +245,7 @@ impl Setting {
         Ok(candidate.predict_one_of(&world, calls(point.median_us))?)
     }
 
-    fn line(&self, point: &Measured, model: &Model) -> Result<Line, Error> {
+    fn line(&self, point: &Measured, model: &Model) -> Result<ComparedLine, Error> {
         Ok(line(point, self.seconds(point, model)? * 1e6, self.is_bound(point, model)))
     }
 
@@ -261,8 +261,8 @@ impl Setting {
     }
 }
 
-fn line(point: &Measured, predicted_us: f64, bound: bool) -> Line {
-    Line {
+fn line(point: &Measured, predicted_us: f64, bound: bool) -> ComparedLine {
+    ComparedLine {
         op: point.op.clone(),
         ranks: point.ranks,
         bytes: point.bytes,
@@ -325,7 +325,7 @@ const fn calls(one_us: f64) -> usize {
 }
 
 /// Returns the table for people, with a summary.
-fn table(lines: &[Line], model: Option<&Model>) -> String {
+fn table(lines: &[ComparedLine], model: Option<&Model>) -> String {
     let mut text = format!(
         "{:<16} {:>6} {:>10} {:<22} {:>12} {:>12} {:>8}\n",
         "operation", "ranks", "bytes", "algorithm", "measured", "predicted", "error"
@@ -364,8 +364,8 @@ fn table(lines: &[Line], model: Option<&Model>) -> String {
 }
 
 /// Compares the predicted fastest algorithm with the measured fastest one. Reports the largest loss.
-fn choices<'a>(lines: impl Iterator<Item = &'a Line>) -> String {
-    let mut points: BTreeMap<(&str, usize, &Conditions), Vec<&Line>> = BTreeMap::new();
+fn choices<'a>(lines: impl Iterator<Item = &'a ComparedLine>) -> String {
+    let mut points: BTreeMap<(&str, usize, &Conditions), Vec<&ComparedLine>> = BTreeMap::new();
     for line in lines {
         points.entry((&line.op, line.bytes, &line.conditions)).or_default().push(line);
     }
@@ -417,7 +417,7 @@ mod tests {
             }
         }
         let points: Vec<_> = points.iter().collect();
-        let found = fit::fit(fit::Known { cores: truth.cores, ..Default::default() }, |model| {
+        let found = fit::fit(fit::GivenParameters { cores: truth.cores, ..Default::default() }, |model| {
             squares(&setting, &points, model)
         });
         for point in points {
@@ -468,8 +468,9 @@ mod tests {
         let beside = [&lines[0], &lines[1]].map(|point| super::line(point, point.median_us, true));
         assert_eq!(choices(beside.iter()), "");
         let table = table(&beside, None);
-        let told =
-            |line: &Line| table.lines().filter(|row| row.ends_with(&line.conditions.to_string())).count();
+        let told = |line: &ComparedLine| {
+            table.lines().filter(|row| row.ends_with(&line.conditions.to_string())).count()
+        };
         assert_eq!(beside.each_ref().map(told), [1, 1], "{table}");
     }
 
@@ -488,7 +489,7 @@ mod tests {
 
     #[test]
     fn the_loss_of_the_predicted_choice_is_that_of_its_measurement() {
-        let line = |algorithm: &str, measured_us: f64, predicted_us: f64| Line {
+        let line = |algorithm: &str, measured_us: f64, predicted_us: f64| ComparedLine {
             op: "all_reduce".to_owned(),
             ranks: 2,
             bytes: 8,

@@ -83,7 +83,7 @@ fn whole(operation: Operation, ranks: usize, bytes: usize) -> Option<usize> {
 /// The costs of shared memory in a file: one JSON object.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Fields {
+struct DirectCostFile {
     post_ns: f64,
     wait_ns: f64,
     notice_ns: f64,
@@ -105,7 +105,7 @@ const NS_MAX: f64 = 1e12;
 pub(super) fn read(path: &Path) -> Result<DirectCosts, Error> {
     let text = fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
     let wrong = |reason: String| Error::Model { path: path.to_owned(), reason };
-    let fields: Fields = serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
+    let fields: DirectCostFile = serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
     let all = [
         ("post_ns", fields.post_ns),
         ("wait_ns", fields.wait_ns),
@@ -127,7 +127,7 @@ pub(super) fn read(path: &Path) -> Result<DirectCosts, Error> {
 pub(super) fn json(pace: &DirectCosts) -> String {
     let ns = |picoseconds: u64| picoseconds as f64 / 1e3;
     let costs = &pace.costs;
-    let fields = Fields {
+    let fields = DirectCostFile {
         post_ns: ns(costs.signal_ps),
         wait_ns: ns(costs.wait_ps),
         notice_ns: rounded(pace.notice.as_secs_f64() * 1e9, 0),
@@ -139,7 +139,7 @@ pub(super) fn json(pace: &DirectCosts) -> String {
     serde_json::to_string(&fields).expect("a pace has only numbers") + "\n"
 }
 
-impl Fields {
+impl DirectCostFile {
     /// Creates costs without system calls, in the order of [`START`].
     const fn without_system([post_ns, wait_ns, notice_ns, copied_byte_ns, viewed_byte_ns]: [f64; 5]) -> Self {
         let (attach_ns, attached_byte_ns) = (0.0, 0.0);
@@ -178,7 +178,7 @@ const START: [f64; 5] = [50.0, 20.0, 50.0, 0.1, 0.1];
 /// Returns the costs whose predictions have the smallest sum of squared relative errors, which `error`
 /// computes. The costs of system calls are not fitted.
 pub(super) fn fit(error: impl Fn(&DirectCosts) -> f64) -> DirectCosts {
-    let pace = |point| Fields::without_system(point).pace();
+    let pace = |point| DirectCostFile::without_system(point).pace();
     pace(fit::search(START, |point| error(&pace(*point))))
 }
 
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     fn pace(post_ns: f64, copied_byte_ns: f64) -> DirectCosts {
-        Fields::without_system([post_ns, 0.0, 75.0, copied_byte_ns, 0.2]).pace()
+        DirectCostFile::without_system([post_ns, 0.0, 75.0, copied_byte_ns, 0.2]).pace()
     }
 
     #[test]

@@ -4,9 +4,10 @@ use dist_predict::{LinkModel, MessageCosts};
 
 use super::model::Model;
 
-/// The start of the search. Latency and time per byte of the link; send, receive, time per byte and reduction
-/// of the work, in seconds; factor of the work beyond the cache; bytes of a message that count twice; time of
-/// a send after its message has left; and time of a collective in addition to its messages.
+/// The start of the search, in seconds unless stated. The link: latency, time per byte. The work: send, receive,
+/// time per byte, reduction. Then the factor of the work beyond the cache, and the bytes of a message that count
+/// twice. At last the time of a send after its message has left, and the time of a collective in addition to its
+/// messages.
 const START: [f64; UNKNOWNS] = [1e-6, 0.1e-9, 1e-6, 2e-6, 0.1e-9, 0.1e-9, 1.5, 65_536.0, 1e-6, 1e-7];
 const UNKNOWNS: usize = 10;
 
@@ -16,7 +17,7 @@ const INERTIA: f64 = 1e-4;
 
 /// Parameters that are given and not fitted.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Known {
+pub(super) struct GivenParameters {
     /// The number of cores that the ranks share.
     pub(super) cores: Option<usize>,
     /// The time in which a core reduces a byte, in seconds.
@@ -26,7 +27,7 @@ pub(super) struct Known {
 }
 
 /// Returns the model with the smallest sum of squared relative errors, which `error` computes.
-pub(super) fn fit(known: Known, error: impl Fn(&Model) -> f64) -> Model {
+pub(super) fn fit(known: GivenParameters, error: impl Fn(&Model) -> f64) -> Model {
     let model = |point: &Point| model(point, known);
     model(&search(START, |point| error(&model(point))))
 }
@@ -51,9 +52,9 @@ const MOVES: usize = 400;
 
 type Point = [f64; UNKNOWNS];
 
-fn model(point: &Point, known: Known) -> Model {
+fn model(point: &Point, known: GivenParameters) -> Model {
     let [latency, byte, send, receive, copy, reduce, far, twice, sent, call] = *point;
-    let Known { cores, shared, .. } = known;
+    let GivenParameters { cores, shared, .. } = known;
     let reduce = known.reduce.unwrap_or(reduce);
     Model {
         link: LinkModel { latency, byte },
@@ -147,7 +148,7 @@ mod tests {
             };
             [of(8.0), of(1e3), of(1e6)].concat()
         };
-        let known = Known { cores: Some(2), ..Known::default() };
+        let known = GivenParameters { cores: Some(2), ..GivenParameters::default() };
         let measured = times(&model(&truth, known));
         let found =
             fit(known, |model| times(model).iter().zip(&measured).map(|(a, b)| (a / b).ln().powi(2)).sum());
@@ -163,10 +164,10 @@ mod tests {
 
     #[test]
     fn unused_parameters_keep_their_start_and_known_parameters_are_not_fitted() {
-        let reduce = Known { reduce: Some(3e-9), ..Known::default() };
+        let reduce = GivenParameters { reduce: Some(3e-9), ..GivenParameters::default() };
         let known = fit(reduce, |model| (model.work.reduce / 1e-9).ln().powi(2));
         assert_eq!(known.work.reduce, 3e-9);
-        let found = fit(Known::default(), |model| (model.link.latency / 1e-3).ln().powi(2));
+        let found = fit(GivenParameters::default(), |model| (model.link.latency / 1e-3).ln().powi(2));
         assert!((found.link.latency / 1e-3 - 1.0).abs() < 0.01, "{found:?}");
         assert!((found.work.reduce / START[5] - 1.0).abs() < 0.2, "{found:?}");
     }

@@ -15,7 +15,7 @@ use crate::quantity::{rounded, show_bytes, show_time};
 
 /// The JSON output. Its fields and their order are a stable contract.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Line {
+pub(super) struct PredictedLine {
     op: &'static str,
     ranks: usize,
     hosts: usize,
@@ -37,7 +37,7 @@ pub(super) struct Line {
     skipped: Option<String>,
 }
 
-impl Line {
+impl PredictedLine {
     pub(super) fn of(case: &Case<'_>, candidate: &Candidate<'_>) -> Result<Self, Error> {
         let found = match candidate.predict(case.world) {
             Ok(prediction) => Ok(prediction),
@@ -102,9 +102,9 @@ impl Line {
 }
 
 /// Marks the fastest line; of several equal ones the first.
-pub(super) fn mark_fastest(lines: &mut [Line]) {
+pub(super) fn mark_fastest(lines: &mut [PredictedLine]) {
     let timed = lines.iter_mut().filter(|line| line.predicted_us.is_some());
-    let key = |line: &&mut Line| line.predicted_us.unwrap_or(f64::INFINITY);
+    let key = |line: &&mut PredictedLine| line.predicted_us.unwrap_or(f64::INFINITY);
     if let Some(line) = timed.min_by(|a, b| key(a).total_cmp(&key(b))) {
         line.fastest = true;
     }
@@ -112,12 +112,12 @@ pub(super) fn mark_fastest(lines: &mut [Line]) {
 
 /// A table of predictions for people.
 #[derive(Debug)]
-pub(super) struct Table<'a> {
+pub(super) struct PredictedTable<'a> {
     pub(super) world: &'a World,
-    pub(super) lines: &'a [Line],
+    pub(super) lines: &'a [PredictedLine],
 }
 
-impl fmt::Display for Table<'_> {
+impl fmt::Display for PredictedTable<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(first) = self.lines.first() else { return Ok(()) };
         let hosts = if self.world.hosts() == 1 {
@@ -143,8 +143,8 @@ impl fmt::Display for Table<'_> {
     }
 }
 
-impl Table<'_> {
-    fn row(&self, f: &mut fmt::Formatter<'_>, line: &Line) -> fmt::Result {
+impl PredictedTable<'_> {
+    fn row(&self, f: &mut fmt::Formatter<'_>, line: &PredictedLine) -> fmt::Result {
         let mut name = line.algorithm.clone();
         if line.fastest {
             name.push_str(" *");

@@ -25,12 +25,12 @@ use crate::parse::same_name;
 use crate::progress::Progress;
 use candidates::Case;
 use dist_algos::direct::DirectCosts;
-use line::{Line, Table};
+use line::{PredictedLine, PredictedTable};
 use world::{World, WorldArguments};
 
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-pub(crate) struct Arguments {
+pub(crate) struct SimArguments {
     #[command(subcommand)]
     other: Option<Other>,
     #[command(flatten)]
@@ -41,11 +41,11 @@ pub(crate) struct Arguments {
 #[derive(Debug, clap::Subcommand)]
 enum Other {
     /// Predict the time of a training step for increasing numbers of ranks
-    Train(train::Arguments),
+    Train(train::TrainArguments),
     /// Show the timeline of a pipeline step: the action of each rank at each time
-    Pipeline(pipeline::Arguments),
+    Pipeline(pipeline::PipelineArguments),
     /// Compare measured with predicted times, from a model or from the best fit to the measurements
-    Compare(compare::Arguments),
+    Compare(compare::CompareArguments),
 }
 
 #[derive(Debug, clap::Args)]
@@ -83,7 +83,7 @@ fn ranks(text: &str) -> Result<usize, String> {
 }
 
 /// Runs the selected prediction.
-pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+pub(crate) fn run(arguments: &SimArguments) -> Result<Outcome, Error> {
     let collective = &arguments.collective;
     match (&arguments.other, collective.operation) {
         (Some(Other::Train(arguments)), _) => train::run(arguments),
@@ -107,9 +107,9 @@ fn collectives(operation: Operation, arguments: &CollectiveArguments) -> Result<
         for &bytes in sizes {
             let lines = point(operation, arguments, (&world, pace), bytes, &progress)?;
             let text = if arguments.json {
-                lines.iter().map(Line::json).collect()
+                lines.iter().map(PredictedLine::json).collect()
             } else {
-                Table { world: &world, lines: &lines }.to_string()
+                PredictedTable { world: &world, lines: &lines }.to_string()
             };
             print(&text)?;
         }
@@ -124,7 +124,7 @@ fn point(
     (world, pace): (&World, Option<&DirectCosts>),
     bytes: usize,
     progress: &Progress,
-) -> Result<Vec<Line>, Error> {
+) -> Result<Vec<PredictedLine>, Error> {
     progress.doing(format!("predicting {operation} of {bytes} bytes on {} ranks", world.ranks()));
     let case = Case { operation, bytes, order: arguments.order.least(), world };
     let directs =
@@ -156,9 +156,9 @@ fn point(
     for candidate in found {
         let (name, ranks) = (&candidate.name, world.ranks());
         progress.doing(format!("predicting {operation} of {bytes} bytes on {ranks} ranks by {name}"));
-        lines.push(Line::of(&case, candidate)?);
+        lines.push(PredictedLine::of(&case, candidate)?);
     }
-    lines.extend(found_directs.into_iter().map(|direct| Line::of_direct(&case, direct)));
+    lines.extend(found_directs.into_iter().map(|direct| PredictedLine::of_direct(&case, direct)));
     line::mark_fastest(&mut lines);
     Ok(lines)
 }

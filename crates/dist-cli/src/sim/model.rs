@@ -28,7 +28,7 @@ pub(super) struct Model {
 /// A [`Model`] in a file: one JSON object.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Fields {
+struct ModelFile {
     latency_us: f64,
     byte_ns: f64,
     send_us: f64,
@@ -94,7 +94,7 @@ impl Model {
     /// Returns the content of a file with this model.
     pub(super) fn json(&self) -> String {
         let Self { link, work, far, call, window, cores } = *self;
-        let fields = Fields {
+        let fields = ModelFile {
             latency_us: rounded(link.latency * 1e6, 4),
             byte_ns: rounded(link.byte * 1e9, 6),
             send_us: rounded(work.send * 1e6, 4),
@@ -112,8 +112,8 @@ impl Model {
         serde_json::to_string(&fields).expect("a model has only numbers") + "\n"
     }
 
-    fn from_fields(fields: Fields) -> Result<Self, String> {
-        let Fields {
+    fn from_fields(fields: ModelFile) -> Result<Self, String> {
+        let ModelFile {
             latency_us,
             byte_ns,
             send_us,

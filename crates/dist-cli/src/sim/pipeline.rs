@@ -18,7 +18,7 @@ use crate::quantity;
 use crate::quantity::rounded;
 
 #[derive(Debug, clap::Args)]
-pub(super) struct Arguments {
+pub(super) struct PipelineArguments {
     /// Schedule: gpipe, 1f1b, interleaved, zb1p or zbv; several to compare them
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "1f1b", value_parser = kind)]
     schedule: Vec<ScheduleKind>,
@@ -77,7 +77,7 @@ fn micro_batches(text: &str) -> Result<usize, String> {
 
 /// The JSON output. Its fields and their order are a stable contract.
 #[derive(Debug, Serialize)]
-struct Line<'a> {
+struct ScheduleLine<'a> {
     schedule: &'static str,
     ranks: usize,
     stages: usize,
@@ -92,7 +92,7 @@ struct Line<'a> {
 }
 
 /// Predicts a step for every schedule.
-pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+pub(super) fn run(arguments: &PipelineArguments) -> Result<Outcome, Error> {
     arguments.check_picture()?;
     let progress = Progress::start()?;
     let mut drawn = Vec::new();
@@ -104,7 +104,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
         let costs = arguments.costs();
         let timeline = Timeline::predict(&schedule, &costs);
         let formula = kind.bubble(schedule.ranks(), schedule.micro_batches(), &costs);
-        let line = Line::new(kind, &schedule, &proof, &timeline, formula);
+        let line = ScheduleLine::new(kind, &schedule, &proof, &timeline, formula);
         let text = match (arguments.json, arguments.actions) {
             (true, _) => serde_json::to_string(&line).expect("a line has only numbers and text") + "\n",
             (false, true) => actions(&schedule),
@@ -123,7 +123,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
 /// Maximum number of pairs in a picture. Each has two or three bars of about 100 bytes in the file.
 const DRAWN_MAX: usize = 100_000;
 
-impl Arguments {
+impl PipelineArguments {
     /// Rejects a picture that is too large, before anything is predicted.
     fn check_picture(&self) -> Result<(), Error> {
         let pairs = self.stages.saturating_mul(self.micro_batches).saturating_mul(self.schedule.len());
@@ -160,7 +160,7 @@ impl Arguments {
     }
 }
 
-impl<'a> Line<'a> {
+impl<'a> ScheduleLine<'a> {
     fn new(
         kind: ScheduleKind,
         schedule: &'a PipelineSchedule,

@@ -5,7 +5,7 @@ use dist_algos::direct::{DirectAlgorithm, DirectCollective, DirectPlan};
 use dist_algos::verify::mutate::Score;
 use dist_algos::{AlgorithmTable, Order, Result};
 
-use super::line::{Line, Mutants, Orders, Proven};
+use super::line::{Mutants, Orders, ProofLine, Proven};
 use super::roots;
 use super::task::{Proofs, Task};
 
@@ -18,7 +18,7 @@ pub(super) fn proofs(algorithm: &'static DirectAlgorithm, max_ranks: usize) -> P
         run: Box::new(move || world(algorithm, ranks).map_err(|error| format!("{ranks} ranks: {error}"))),
     };
     Proofs {
-        line: Line::new(algorithm.collective.name(), algorithm.name),
+        line: ProofLine::new(algorithm.collective.name(), algorithm.name),
         tasks: (1..=max_ranks).map(task).collect(),
     }
 }

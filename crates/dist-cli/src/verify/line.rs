@@ -6,7 +6,7 @@ use serde::Serialize;
 
 /// The proofs of one algorithm. The fields and their order are a stable contract.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Line {
+pub(super) struct ProofLine {
     pub(super) operation: &'static str,
     pub(super) algorithm: &'static str,
     /// Number of proven world sizes, or layouts of hosts, up to the bound.
@@ -58,7 +58,7 @@ pub(super) struct Mutants {
     pub(super) survivors: Vec<String>,
 }
 
-impl Line {
+impl ProofLine {
     pub(super) const HEADER: &str = "\
 operation       algorithm             worlds  proofs  ranks  rounds  least  buffers   least    sent  \
 order                        larger worlds

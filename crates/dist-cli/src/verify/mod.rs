@@ -13,11 +13,11 @@ use crate::Error;
 use crate::outcome::Outcome;
 use crate::output::print;
 use crate::progress::Progress;
-use line::{Line, Mutants};
+use line::{Mutants, ProofLine};
 use task::{Proofs, Task};
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Arguments {
+pub(crate) struct VerifyArguments {
     /// Prove all worlds of up to N ranks, at least 2
     #[arg(long, value_name = "N", default_value = "64", value_parser = crate::parse::several_ranks)]
     max_ranks: usize,
@@ -42,11 +42,11 @@ fn roots(world_size: usize) -> Vec<usize> {
 const ALL_ROOTS_MAX: usize = 16;
 
 /// Proves everything. Fails if a schedule is wrong or too many mutants are not rejected.
-pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+pub(crate) fn run(arguments: &VerifyArguments) -> Result<Outcome, Error> {
     let (max_ranks, json) = (arguments.max_ranks, arguments.json);
     let progress = Progress::start()?;
     if !json {
-        print(Line::HEADER)?;
+        print(ProofLine::HEADER)?;
     }
     let lines = task::prove_all(&progress, proofs(ALGORITHMS, arguments));
     for line in &lines {
@@ -63,7 +63,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
 }
 
 /// Returns the proofs of every algorithm of a table.
-fn proofs(table: AlgorithmTable<'_>, arguments: &Arguments) -> Vec<Proofs> {
+fn proofs(table: AlgorithmTable<'_>, arguments: &VerifyArguments) -> Vec<Proofs> {
     let max_ranks = arguments.max_ranks;
     let larger = large::worlds(max_ranks, arguments.seed);
     let messages = table.messages().map(|algorithm| survey::proofs(algorithm, max_ranks, &larger));

@@ -5,7 +5,7 @@ use dist_algos::verify::{Goal, prove_world};
 use dist_algos::{AlgorithmTable, MessageAlgorithm};
 
 use super::large;
-use super::line::{Bound, Line, Mutants, Orders, Proven};
+use super::line::{Bound, Mutants, Orders, ProofLine, Proven};
 use super::task::{Proofs, Task};
 
 /// Returns the proofs of an algorithm for every world up to the bound, and for larger ones.
@@ -14,7 +14,7 @@ pub(super) fn proofs(algorithm: &'static MessageAlgorithm, max_ranks: usize, lar
     let tasks = worlds.map(|world_size| task(algorithm, world_size, prove));
     let larger = larger.iter().map(|&world_size| task(algorithm, world_size, large::prove));
     Proofs {
-        line: Line::new(algorithm.collective.name(), algorithm.name),
+        line: ProofLine::new(algorithm.collective.name(), algorithm.name),
         tasks: tasks.chain(larger).collect(),
     }
 }

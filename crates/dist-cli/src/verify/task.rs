@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dist_algos::verify::on_all_cores;
 
-use super::line::{Line, Proven};
+use super::line::{ProofLine, Proven};
 use crate::progress::Progress;
 
 /// An independent part of the verification.
@@ -19,7 +19,7 @@ pub(super) struct Task<R> {
 /// The proofs of one algorithm.
 pub(super) struct Proofs {
     /// The line for the algorithm, without results.
-    pub(super) line: Line,
+    pub(super) line: ProofLine,
     /// The proofs in the order in which they are added to the line.
     pub(super) tasks: Vec<Task<Result<Proven, String>>>,
 }
@@ -37,15 +37,15 @@ pub(super) fn run_all<R: Send>(progress: &Progress, tasks: &[Task<R>]) -> Vec<R>
 }
 
 /// Runs all proofs, and returns the lines of all algorithms.
-pub(super) fn prove_all(progress: &Progress, all: Vec<Proofs>) -> Vec<Line> {
-    let mut lines: Vec<(Line, usize)> = Vec::new();
+pub(super) fn prove_all(progress: &Progress, all: Vec<Proofs>) -> Vec<ProofLine> {
+    let mut lines: Vec<(ProofLine, usize)> = Vec::new();
     let mut tasks = Vec::new();
     for proofs in all {
         lines.push((proofs.line, proofs.tasks.len()));
         tasks.extend(proofs.tasks);
     }
     let mut results = run_all(progress, &tasks).into_iter();
-    let fill = |(mut line, count): (Line, usize)| {
+    let fill = |(mut line, count): (ProofLine, usize)| {
         results.by_ref().take(count).for_each(|found| line.add(found));
         line
     };

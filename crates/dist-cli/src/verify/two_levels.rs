@@ -4,7 +4,7 @@ use dist_algos::hierarchical::TwoLevelAlgorithm;
 use dist_algos::verify::{Report, two_level};
 use dist_algos::{CollectiveKind, Hosts, Result};
 
-use super::line::{Line, Orders, Proven};
+use super::line::{Orders, ProofLine, Proven};
 use super::roots;
 use super::task::{Proofs, Task};
 
@@ -19,7 +19,7 @@ pub(super) fn proofs(
 ) -> Proofs {
     let layouts = SIZES.into_iter().flat_map(|size| (2..=max_ranks / size).map(move |count| (size, count)));
     let tasks = layouts.map(|layout| task(collective, algorithms.to_vec(), layout)).collect();
-    Proofs { line: Line::new(collective.name(), "two_levels"), tasks }
+    Proofs { line: ProofLine::new(collective.name(), "two_levels"), tasks }
 }
 
 fn task(

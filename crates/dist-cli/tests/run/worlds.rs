@@ -15,7 +15,7 @@ use super::machines::Machines;
 use super::{END, distctl, lines};
 
 /// Joins a world and checks a call with all its ranks.
-fn meet() -> Communicator {
+fn join() -> Communicator {
     let mut comm = Communicator::from_env().unwrap();
     let mut sum = [1_u32];
     comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
@@ -36,7 +36,7 @@ fn run_this_test(options: &[&str], task: &str) -> Output {
 #[case(3)]
 fn several_worlds_start_one_after_the_other(#[case] worlds: usize) {
     if std::env::var(END).is_ok() {
-        return (0..worlds).for_each(|_| drop(meet()));
+        return (0..worlds).for_each(|_| drop(join()));
     }
     let output = run_this_test(&[], "meet");
     assert!(output.status.success(), "{output:?}");
@@ -54,8 +54,8 @@ fn a_failure_in_the_second_world_is_reported_as_in_the_first(
     #[case] words: &str,
 ) {
     if let Ok(task) = std::env::var(END) {
-        drop(meet());
-        let mut comm = meet();
+        drop(join());
+        let mut comm = join();
         if comm.rank() != 1 {
             eprintln!("{}", comm.barrier().unwrap_err());
             std::process::exit(3);
@@ -83,8 +83,8 @@ fn a_failure_in_the_second_world_is_reported_as_in_the_first(
 #[test]
 fn a_job_that_fails_in_its_second_world_is_restarted() {
     if std::env::var(END).is_ok() {
-        drop(meet());
-        let mut comm = meet();
+        drop(join());
+        let mut comm = join();
         if std::env::var("DIST_RESTART").unwrap() == "0" {
             let failing = comm.rank() == 2 || comm.barrier().is_err();
             std::process::exit(if failing { 7 } else { 0 });
@@ -105,7 +105,7 @@ fn a_job_that_fails_in_its_second_world_is_restarted() {
 )]
 fn a_part_of_the_ranks_is_not_a_world(#[case] world_size: &str, #[case] words: &str) {
     if let Ok(world_size) = std::env::var(END) {
-        let rank = meet().rank();
+        let rank = join().rank();
         if rank < 2 {
             let [host, port, job, secret] = ["MASTER_ADDR", "MASTER_PORT", "DIST_JOB_ID", "DIST_SECRET_FILE"]
                 .map(|name| std::env::var(name).unwrap());

@@ -11,7 +11,7 @@ use super::Finding;
 use super::tree::{File, Tree};
 use comments::Comment;
 use definitions::{Definition, Definitions, Kind};
-use table::{CRATES, METAPHORS, NAMES, SHARED_TYPE_NAMES, STAND_IN};
+use table::{CRATES, METAPHORS, NAMES, SHARED_TYPE_NAMES, STAND_IN, UNIQUE_TYPES};
 
 /// The most words that a sentence of a comment may have.
 const SENTENCE_WORDS_MAX: usize = 40;
@@ -62,7 +62,8 @@ impl<'a> Words<'a> {
         findings
     }
 
-    /// Finds type names that are defined twice in a crate, or in two crates that depend on each other.
+    /// Finds type names that are defined twice in a crate, or in two crates of [`UNIQUE_TYPES`] that depend on each
+    /// other.
     fn repeated_types(&self, tree: &Tree) -> Vec<Finding> {
         let mut by_name: BTreeMap<&str, Vec<(&str, &File, usize)>> = BTreeMap::new();
         for words in &self.crates {
@@ -73,9 +74,7 @@ impl<'a> Words<'a> {
         let mut findings = Vec::new();
         for (name, places) in by_name {
             for (index, &(package, file, line)) in places.iter().enumerate() {
-                let earlier = places[..index]
-                    .iter()
-                    .find(|(other, ..)| uses(tree, package, other) || uses(tree, other, package));
+                let earlier = places[..index].iter().find(|(other, ..)| may_not_share(tree, package, other));
                 if let Some((_, other, other_line)) = earlier {
                     let text = format!("the type {name} is defined in {}:{other_line} as well", other.path);
                     findings.push(Finding::error(&format!("{}:{line}", file.path), text));
@@ -217,9 +216,10 @@ impl FileWords<'_> {
     }
 }
 
-/// Returns `true` if a crate is the other or uses it.
-fn uses(tree: &Tree, name: &str, other: &str) -> bool {
-    name == other || below(tree, name).contains(other)
+/// Returns `true` if no type name may be defined in both crates.
+fn may_not_share(tree: &Tree, name: &str, other: &str) -> bool {
+    let unique = UNIQUE_TYPES.contains(&name) && UNIQUE_TYPES.contains(&other);
+    name == other || unique && (below(tree, name).contains(other) || below(tree, other).contains(name))
 }
 
 /// Returns the crates that a crate depends on, directly or indirectly, without dev-dependencies.

@@ -2,8 +2,25 @@
 
 use super::definitions::Kind::{self, Field, Function, Module, Type, Variant};
 
-/// The crates whose words are checked. The entries of [`NAMES`] for other crates begin to hold when their crate joins.
-pub(super) const CRATES: &[&str] =
+/// The crates whose words are checked.
+pub(super) const CRATES: &[&str] = &[
+    "dist-transport",
+    "dist-algos",
+    "dist-predict",
+    "dist-collectives",
+    "dist-groups",
+    "dist-parallel",
+    "dist-candle",
+    "dist-burn",
+    "dist-testkit",
+    "dist-cli",
+    "dist-mpi",
+    "dist-torch",
+    "dist",
+];
+
+/// The crates in which a type name of a crate that they use may not be defined again.
+pub(super) const UNIQUE_TYPES: &[&str] =
     &["dist-transport", "dist-algos", "dist-predict", "dist-collectives", "dist-groups", "dist-parallel"];
 
 /// A name that no definition of its kind may have in its crates.
@@ -180,7 +197,6 @@ pub(super) const METAPHORS: &[(&str, &str)] = &[
     ("parcel", "transfer"),
     ("patience", "wait policy"),
     ("pen", "copy policy"),
-    ("rope", "futex word"),
     ("scene", "error context"),
     ("storm", "fault injector"),
     ("stranger", "external load, or unauthenticated client"),
@@ -204,7 +220,7 @@ pub(super) const METAPHORS: &[(&str, &str)] = &[
 ];
 
 /// Names that types of two crates may share.
-pub(super) const SHARED_TYPE_NAMES: &[&str] = &["Error", "Result"];
+pub(super) const SHARED_TYPE_NAMES: &[&str] = &["Error", "Result", "Sealed"];
 
 /// The name of files whose types have the names of others on purpose: a build has one of the two.
 pub(super) const STAND_IN: &str = "/absent.rs";

@@ -31,7 +31,7 @@ const REPORT_AT_END: Duration = Duration::from_millis(250);
 const COORDINATOR_GRACE: Duration = Duration::from_secs(1);
 
 /// The state of the running job, owned by the main thread.
-pub(super) struct Watch {
+pub(super) struct RunningJob {
     runtime: Runtime,
     /// The first rank of this machine.
     first: usize,
@@ -74,7 +74,7 @@ enum Phase {
     Killing(Deadline),
 }
 
-impl Watch {
+impl RunningJob {
     /// Creates the state for ranks from `first` on, before any has been started.
     pub(super) fn new(
         runtime: &Runtime,

@@ -28,7 +28,7 @@ fn the_other_ranks_have_the_jobs_time_to_report_after_a_failure() {
     let minute = Duration::from_secs(60);
     let rendezvous = Rendezvous::here(2, 0).unwrap();
     let mut watch =
-        Watch::new(&runtime, &messages, 0, [minute, Duration::ZERO], rendezvous, &Started::default());
+        RunningJob::new(&runtime, &messages, 0, [minute, Duration::ZERO], rendezvous, &Started::default());
     let sink: Arc<dyn OutputSink> = heard.clone();
     for script in ["exit 7", "sleep 1; echo heard"] {
         let mut command = Command::new("sh");
@@ -47,7 +47,7 @@ fn a_signal_after_the_end_of_all_ranks_is_reported_with_code_0() {
     let (events, mut inbox) = runtime.mailbox();
     let limits = [REPORT_GRACE, Duration::ZERO];
     let rendezvous = Rendezvous::here(1, 0).unwrap();
-    let mut watch = Watch::new(&runtime, &messages, 0, limits, rendezvous, &Started::default());
+    let mut watch = RunningJob::new(&runtime, &messages, 0, limits, rendezvous, &Started::default());
     let mut command = Command::new("true");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let rank = command.spawn().unwrap();
@@ -65,7 +65,7 @@ fn a_signal_after_the_end_of_all_ranks_does_not_replace_the_code_of_a_failure() 
     let (events, mut inbox) = runtime.mailbox();
     let limits = [REPORT_GRACE, Duration::ZERO];
     let rendezvous = Rendezvous::here(2, 0).unwrap();
-    let mut watch = Watch::new(&runtime, &messages, 0, limits, rendezvous, &Started::default());
+    let mut watch = RunningJob::new(&runtime, &messages, 0, limits, rendezvous, &Started::default());
     watch.failures = [1, 0].map(|rank| (rank, ExitStatus::from_raw(7 << 8))).to_vec();
     watch.phase = Phase::Reporting(runtime.deadline(Duration::from_millis(100)));
     [SIGINT, SIGTERM].into_iter().for_each(|signal| events.send(Event::Signalled(signal)));
@@ -84,7 +84,7 @@ fn the_end_of_the_job_does_not_wait_for_a_process_that_keeps_the_output_open() {
     let heard = Arc::new(CollectedLines::default());
     let limits = [REPORT_GRACE, Duration::ZERO];
     let rendezvous = Rendezvous::here(1, 0).unwrap();
-    let mut watch = Watch::new(&runtime, &messages, 0, limits, rendezvous, &Started::default());
+    let mut watch = RunningJob::new(&runtime, &messages, 0, limits, rendezvous, &Started::default());
     let mut command = Command::new("sh");
     command.args(["-c", "echo $(setsid -f sh -c 'echo $$; exec >&2; exec sleep 60')"]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);

@@ -9,7 +9,7 @@ use super::Strategy;
 
 /// A model of equal units with an optimizer that stores two numbers per parameter, as Adam does.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Model {
+pub(super) struct TrainedModel {
     pub(super) params: u64,
     /// Type of parameters and gradients.
     pub(super) element: FloatType,
@@ -17,7 +17,7 @@ pub(super) struct Model {
     pub(super) units: u64,
 }
 
-impl Model {
+impl TrainedModel {
     /// Returns the bytes of a parameter.
     pub(super) const fn element_bytes(&self) -> u64 {
         self.element.size() as u64
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn sharded_tensors_are_held_once_by_all_ranks_together() {
-        let model = Model { params: 800, element: FloatType::F32, units: 10 };
+        let model = TrainedModel { params: 800, element: FloatType::F32, units: 10 };
         let peak = |strategy, ranks| model.peak(strategy, (ranks, ranks), 1);
         let (all, unit) = (4 * 800, 4 * 80);
         assert_eq!(peak(Strategy::Ddp, 8), 4 * all);
@@ -117,13 +117,13 @@ mod tests {
         #[case] micro_batches: usize,
         #[case] gradients: u64,
     ) {
-        let model = Model { params: 800, element: FloatType::F32, units: 10 };
+        let model = TrainedModel { params: 800, element: FloatType::F32, units: 10 };
         assert_eq!(model.peak(Strategy::Ddp, (4, 1), micro_batches), (3 + gradients) * model.bytes());
     }
 
     #[test]
     fn units_without_a_parameter_do_not_exist() {
-        let model = Model { params: 3, element: FloatType::Bf16, units: 24 };
+        let model = TrainedModel { params: 3, element: FloatType::Bf16, units: 24 };
         // The optimizer's numbers have at least 4 bytes.
         assert_eq!(model.peak(Strategy::Ddp, (2, 1), 1), 3 * (2 + 2 + 2 * 4));
     }

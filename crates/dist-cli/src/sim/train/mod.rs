@@ -25,11 +25,11 @@ use crate::outcome::Outcome;
 use crate::output::print;
 use crate::progress::Progress;
 use crate::quantity::{self, rounded, show_bytes, show_time};
-use memory::Model;
+use memory::TrainedModel;
 use timeline::{Collectives, Rounds, Step};
 
 #[derive(Debug, clap::Args)]
-pub(super) struct Arguments {
+pub(super) struct TrainArguments {
     /// Number of parameters of the model, for example 100M or 7B
     #[arg(long, value_name = "P", value_parser = count)]
     params: u64,
@@ -163,7 +163,7 @@ const COLLECTIVES_MAX: u64 = 10_000_000;
 
 /// The JSON output. Its fields and their order are a stable contract.
 #[derive(Debug, Clone, Serialize)]
-struct Line {
+struct StrategyLine {
     strategy: &'static str,
     ranks: usize,
     hosts: usize,
@@ -180,7 +180,7 @@ struct Line {
 }
 
 /// Predicts a step for every strategy and number of ranks.
-pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+pub(super) fn run(arguments: &TrainArguments) -> Result<Outcome, Error> {
     let mut curves = Vec::new();
     if !arguments.json {
         print(&head(arguments))?;
@@ -216,12 +216,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     Ok(Outcome::Success)
 }
 
-impl Arguments {
-    fn line(&self, strategy: Strategy, ranks: usize) -> Result<Line, Error> {
+impl TrainArguments {
+    fn line(&self, strategy: Strategy, ranks: usize) -> Result<StrategyLine, Error> {
         let world = self.world.of(ranks)?;
         let each = ranks / world.hosts();
-        let model = Model { params: self.params, element: self.element, units: self.units as u64 };
-        let line = Line {
+        let model = TrainedModel { params: self.params, element: self.element, units: self.units as u64 };
+        let line = StrategyLine {
             strategy: strategy.name(),
             ranks,
             hosts: world.hosts(),
@@ -239,10 +239,13 @@ impl Arguments {
         let collectives =
             timeline::collectives(strategy, &model, self.bucket_bytes as u64, self.micro_batches);
         if collectives > COLLECTIVES_MAX {
-            return Ok(Line { skipped: Some(format!("more than {COLLECTIVES_MAX} collectives")), ..line });
+            return Ok(StrategyLine {
+                skipped: Some(format!("more than {COLLECTIVES_MAX} collectives")),
+                ..line
+            });
         }
         match self.step(strategy, ranks, &world, &model) {
-            Ok(step) => Ok(Line {
+            Ok(step) => Ok(StrategyLine {
                 collectives: step.collectives,
                 step_ms: Some(rounded(step.seconds * 1e3, 6)),
                 exposed_ms: Some(rounded((step.seconds - self.compute).max(0.0) * 1e3, 6)),
@@ -256,13 +259,19 @@ impl Arguments {
                 ..line
             }),
             Err(Error::Prediction(e @ dist_predict::Error::TooManySteps { .. })) => {
-                Ok(Line { skipped: Some(e.to_string()), ..line })
+                Ok(StrategyLine { skipped: Some(e.to_string()), ..line })
             }
             Err(e) => Err(e),
         }
     }
 
-    fn step(&self, strategy: Strategy, ranks: usize, world: &World, model: &Model) -> Result<Step, Error> {
+    fn step(
+        &self,
+        strategy: Strategy,
+        ranks: usize,
+        world: &World,
+        model: &TrainedModel,
+    ) -> Result<Step, Error> {
         let (inside, across);
         let levels = match strategy {
             Strategy::Hybrid => {
@@ -285,7 +294,7 @@ impl Arguments {
     }
 }
 
-fn head(arguments: &Arguments) -> String {
+fn head(arguments: &TrainArguments) -> String {
     format!(
         "{} parameters of {} bytes, {} of computing per step and rank\n{:<8} {:>8} {:>7} {:>11} {:>11} {:>11} {:>10} {:>12} {:>12}\n",
         arguments.params,
@@ -303,8 +312,8 @@ fn head(arguments: &Arguments) -> String {
     )
 }
 
-fn row(line: &Line) -> String {
-    let Line { strategy, ranks, hosts, .. } = line;
+fn row(line: &StrategyLine) -> String {
+    let StrategyLine { strategy, ranks, hosts, .. } = line;
     let start = format!("{strategy:<8} {ranks:>8} {hosts:>7}");
     let time = |ms: Option<f64>| ms.map_or("-".to_owned(), |ms| show_time(ms / 1e3));
     let (Some(efficiency), Some(sent)) = (line.efficiency, line.sent_max_bytes) else {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use dist_predict::Prediction;
 
-use super::memory::Model;
+use super::memory::TrainedModel;
 use super::{Operation, Strategy, World};
 use crate::Error;
 
@@ -75,7 +75,7 @@ pub(super) struct Rounds {
 /// Predicts a step.
 pub(super) fn step(
     strategy: Strategy,
-    model: &Model,
+    model: &TrainedModel,
     bucket_bytes: u64,
     rounds: Rounds,
     mut collectives: Collectives<'_>,
@@ -90,7 +90,12 @@ pub(super) fn step(
 }
 
 /// Returns the maximum number of collectives in a step, which limits the time of the prediction.
-pub(super) fn collectives(strategy: Strategy, model: &Model, bucket_bytes: u64, micro_batches: u32) -> u64 {
+pub(super) fn collectives(
+    strategy: Strategy,
+    model: &TrainedModel,
+    bucket_bytes: u64,
+    micro_batches: u32,
+) -> u64 {
     let (buckets, rounds) = (model.bytes().div_ceil(bucket(model, bucket_bytes)), u64::from(micro_batches));
     match strategy {
         Strategy::Ddp => buckets,
@@ -102,7 +107,7 @@ pub(super) fn collectives(strategy: Strategy, model: &Model, bucket_bytes: u64, 
 }
 
 /// Returns the bytes of a bucket: at least an element, and at most all bytes.
-fn bucket(model: &Model, bucket_bytes: u64) -> u64 {
+fn bucket(model: &TrainedModel, bucket_bytes: u64) -> u64 {
     bucket_bytes.clamp(model.element_bytes(), model.bytes())
 }
 
@@ -114,7 +119,7 @@ const FORWARD: f64 = 1.0 / 3.0;
 /// micro-batch is reduced. With a sharded optimizer state, the parameters are gathered at the end.
 fn by_bucket(
     strategy: Strategy,
-    model: &Model,
+    model: &TrainedModel,
     bucket_bytes: u64,
     Rounds { count, compute }: Rounds,
     collectives: &mut Collectives<'_>,
@@ -147,7 +152,7 @@ fn by_bucket(
 /// stays. Gradients are reduced after their computation. If shards are spread only within a host, the
 /// gradients are also reduced across hosts after the last micro-batch.
 fn by_unit(
-    model: &Model,
+    model: &TrainedModel,
     Rounds { count, compute }: Rounds,
     collectives: &mut Collectives<'_>,
 ) -> Result<f64, Error> {

@@ -1,15 +1,15 @@
-//! The verdict on a job, from the reports of its ranks.
+//! The result of one fault, from the reports of the ranks.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-use super::plan::{Kind, Plan};
-use super::rank::{End, Report};
+use super::plan::{FaultPlan, Kind};
+use super::rank::{End, RankReport};
 
 /// One fault and its consequences. The fields and their order are a stable contract.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Verdict {
+pub(super) struct FaultResult {
     pub(super) fault: u64,
     pub(super) kind: Kind,
     pub(super) victim: usize,
@@ -21,33 +21,33 @@ pub(super) struct Verdict {
     pub(super) wrong: Vec<String>,
 }
 
-impl Verdict {
+impl FaultResult {
     /// Judges the reports of all ranks.
-    pub(super) fn of(fault: u64, plan: &Plan, reports: &[Vec<Report>]) -> Self {
-        let Plan { kind, victim, .. } = *plan;
-        let mut verdict = Self { fault, kind, victim, calls: 0, heard_ms: Vec::new(), wrong: Vec::new() };
+    pub(super) fn of(fault: u64, plan: &FaultPlan, reports: &[Vec<RankReport>]) -> Self {
+        let FaultPlan { kind, victim, .. } = *plan;
+        let mut result = Self { fault, kind, victim, calls: 0, heard_ms: Vec::new(), wrong: Vec::new() };
         let at = reports.iter().flatten().find_map(|report| match report {
-            Report::Fault { at } => Some(*at),
+            RankReport::Fault { at } => Some(*at),
             _ => None,
         });
         let Some(at) = at else {
-            verdict.wrong.push("the fault did not happen".to_owned());
-            return verdict;
+            result.wrong.push("the fault did not happen".to_owned());
+            return result;
         };
         for (rank, reports) in reports.iter().enumerate() {
-            if reports.iter().any(|report| matches!(report, Report::Hang)) {
-                verdict.wrong.push(format!("rank {rank} hung in a call after its deadline"));
+            if reports.iter().any(|report| matches!(report, RankReport::Hang)) {
+                result.wrong.push(format!("rank {rank} hung in a call after its deadline"));
             }
             let end = reports
                 .iter()
-                .find_map(|report| if let Report::End(end) = report { Some(end) } else { None });
+                .find_map(|report| if let RankReport::End(end) = report { Some(end) } else { None });
             match end {
-                Some(end) => verdict.judge(rank, end, at),
+                Some(end) => result.judge(rank, end, at),
                 None if rank == victim && kind != Kind::Stall => {}
-                None => verdict.wrong.push(format!("rank {rank} ended without a report")),
+                None => result.wrong.push(format!("rank {rank} ended without a report")),
             }
         }
-        verdict
+        result
     }
 
     fn judge(&mut self, rank: usize, end: &End, at: Duration) {
@@ -88,15 +88,15 @@ mod tests {
 
     const AT: Duration = Duration::from_millis(500);
 
-    fn plan(kind: Kind) -> Plan {
-        Plan { kind, victim: 1, after: Duration::ZERO, stall: Duration::ZERO, calls: 0 }
+    fn plan(kind: Kind) -> FaultPlan {
+        FaultPlan { kind, victim: 1, after: Duration::ZERO, stall: Duration::ZERO, calls: 0 }
     }
 
-    fn end(named: Option<usize>, wrong: usize) -> Report {
+    fn end(named: Option<usize>, wrong: usize) -> RankReport {
         let reported =
             |rank| ReportedError { rank: Some(rank), text: "it died".to_owned(), timed_out: rank == 2 };
         let at = AT + Duration::from_millis(3);
-        Report::End(End { at, calls: 10, wrong, error: named.map(reported) })
+        RankReport::End(End { at, calls: 10, wrong, error: named.map(reported) })
     }
 
     #[rstest]
@@ -105,27 +105,27 @@ mod tests {
     #[case(Kind::Stop, vec![], end(Some(2), 0), Some("rank 2 detected the fault only at its deadline: it died"))]
     #[case(Kind::Kill, vec![], end(None, 0), Some("rank 2 did not detect the fault"))]
     #[case(Kind::Kill, vec![], end(Some(1), 3), Some("3 of rank 2's 10 results are wrong"))]
-    #[case(Kind::Kill, vec![], Report::Hang, Some("rank 2 hung in a call after its deadline; rank 2 ended without a report"))]
+    #[case(Kind::Kill, vec![], RankReport::Hang, Some("rank 2 hung in a call after its deadline; rank 2 ended without a report"))]
     #[case(Kind::Stall, vec![], end(None, 0), Some("rank 1 ended without a report"))]
     #[case(Kind::Stall, vec![end(None, 0)], end(None, 0), None)]
     #[case(Kind::Stall, vec![end(None, 0)], end(Some(1), 0), Some("rank 2 failed, although no rank had died: it died"))]
     fn every_error_in_the_reports_is_named(
         #[case] kind: Kind,
-        #[case] victim: Vec<Report>,
-        #[case] other: Report,
+        #[case] victim: Vec<RankReport>,
+        #[case] other: RankReport,
         #[case] expected: Option<&str>,
     ) {
         let first = if kind == Kind::Stall { end(None, 0) } else { end(Some(1), 0) };
-        let reports = [vec![Report::Fault { at: AT }, first], victim, vec![other]];
-        let verdict = Verdict::of(0, &plan(kind), &reports);
-        assert_eq!(verdict.wrong.join("; "), expected.unwrap_or_default());
-        assert_eq!(verdict.is_right(), expected.is_none());
-        assert!(verdict.heard_ms.iter().all(|&ms| (ms - 3.0).abs() < 1e-9), "{verdict:?}");
+        let reports = [vec![RankReport::Fault { at: AT }, first], victim, vec![other]];
+        let result = FaultResult::of(0, &plan(kind), &reports);
+        assert_eq!(result.wrong.join("; "), expected.unwrap_or_default());
+        assert_eq!(result.is_right(), expected.is_none());
+        assert!(result.heard_ms.iter().all(|&ms| (ms - 3.0).abs() < 1e-9), "{result:?}");
     }
 
     #[test]
     fn a_job_without_its_fault_is_wrong() {
-        let verdict = Verdict::of(0, &plan(Kind::Kill), &[vec![end(Some(1), 0)], vec![]]);
-        assert_eq!(verdict.wrong, ["the fault did not happen"]);
+        let result = FaultResult::of(0, &plan(Kind::Kill), &[vec![end(Some(1), 0)], vec![]]);
+        assert_eq!(result.wrong, ["the fault did not happen"]);
     }
 }
