@@ -1,8 +1,6 @@
 //! A pool of one buffer, which the next flat parameter of the same size reuses. Fresh memory must be cleared and
 //! costs page faults.
 
-use dist_collectives::Communicator;
-
 use crate::flat::Flat;
 use crate::{FloatType, Result};
 
@@ -15,21 +13,16 @@ impl BufferPool {
         Self(None)
     }
 
-    /// Returns memory for `padded_len` values, shared by the ranks of a host if possible. Its contents are unspecified,
-    /// except that the padding behind the first `len` values is zero.
+    /// Returns a buffer of `padded_len` values. `allocate` allocates it, unless the pooled one fits. Its contents are
+    /// unspecified, except that the padding behind the first `len` values is zero.
     pub(crate) fn take(
         &mut self,
-        comm: Option<&mut Communicator>,
         dtype: FloatType,
         (len, padded_len): (usize, usize),
+        allocate: impl FnOnce(FloatType, usize) -> Result<Flat>,
     ) -> Result<Flat> {
         let fits = |flat: &Flat| (flat.dtype(), flat.len()) == (dtype, padded_len);
-        let Some(mut flat) = self.0.take().filter(fits) else {
-            return match comm {
-                Some(comm) => Flat::allocated(comm, dtype, padded_len),
-                None => Ok(Flat::zeros(dtype, padded_len)),
-            };
-        };
+        let Some(mut flat) = self.0.take().filter(fits) else { return allocate(dtype, padded_len) };
         flat.slice_mut(len, padded_len - len).clear();
         Ok(flat)
     }

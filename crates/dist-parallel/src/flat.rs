@@ -3,6 +3,7 @@
 use dist_collectives::{Buffer, Communicator, Element, Failed, Pending, ReduceOp, Window};
 use half::{bf16, f16};
 
+use crate::flat_storage::{CountedBuffer, FlatStorage, PendingStorage};
 use crate::number::Number;
 use crate::values::{map_values, with_values};
 use crate::{Error, FloatType, Result, Values, ValuesMut};
@@ -10,10 +11,10 @@ use crate::{Error, FloatType, Result, Values, ValuesMut};
 /// A flat buffer for communication.
 #[derive(Debug)]
 pub(crate) enum Flat {
-    F32(Buffer<f32>),
-    F64(Buffer<f64>),
-    F16(Buffer<f16>),
-    Bf16(Buffer<bf16>),
+    F32(FlatStorage<f32>),
+    F64(FlatStorage<f64>),
+    F16(FlatStorage<f16>),
+    Bf16(FlatStorage<bf16>),
 }
 
 impl Flat {
@@ -29,11 +30,21 @@ impl Flat {
     /// Allocates zeros in memory that the ranks of this host share, if there is any.
     pub(crate) fn allocated(comm: &mut Communicator, dtype: FloatType, len: usize) -> Result<Self> {
         Ok(match dtype {
-            FloatType::F32 => Self::F32(comm.alloc(len).map_err(Error::communication)?),
-            FloatType::F64 => Self::F64(comm.alloc(len).map_err(Error::communication)?),
-            FloatType::F16 => Self::F16(comm.alloc(len).map_err(Error::communication)?),
-            FloatType::Bf16 => Self::Bf16(comm.alloc(len).map_err(Error::communication)?),
+            FloatType::F32 => Self::F32(comm.alloc(len).map_err(Error::communication)?.into()),
+            FloatType::F64 => Self::F64(comm.alloc(len).map_err(Error::communication)?.into()),
+            FloatType::F16 => Self::F16(comm.alloc(len).map_err(Error::communication)?.into()),
+            FloatType::Bf16 => Self::Bf16(comm.alloc(len).map_err(Error::communication)?.into()),
         })
+    }
+
+    /// Returns a buffer without memory.
+    pub(crate) const fn counted(dtype: FloatType, counted: CountedBuffer) -> Self {
+        match dtype {
+            FloatType::F32 => Self::F32(FlatStorage::Counted(counted)),
+            FloatType::F64 => Self::F64(FlatStorage::Counted(counted)),
+            FloatType::F16 => Self::F16(FlatStorage::Counted(counted)),
+            FloatType::Bf16 => Self::Bf16(FlatStorage::Counted(counted)),
+        }
     }
 
     pub(crate) fn dtype(&self) -> FloatType {
@@ -44,14 +55,16 @@ impl Flat {
         with_values!(Flat, self, |buffer| buffer.len())
     }
 
+    /// Returns `len` values from `offset` on, or none of a [counted](Self::counted) buffer.
     pub(crate) fn slice(&self, offset: usize, len: usize) -> Values<'_> {
         let range = offset..offset + len;
-        map_values!(Flat => Values, self, |buffer| &buffer[range])
+        map_values!(Flat => Values, self, |buffer| buffer.part(range))
     }
 
+    /// Returns the same values, to change them.
     pub(crate) fn slice_mut(&mut self, offset: usize, len: usize) -> ValuesMut<'_> {
         let range = offset..offset + len;
-        map_values!(Flat => ValuesMut, self, |buffer| &mut buffer[range])
+        map_values!(Flat => ValuesMut, self, |buffer| buffer.part_mut(range))
     }
 
     /// Adds a buffer of the same type and length.
@@ -63,10 +76,10 @@ impl Flat {
     /// Returns a copy of a part, converted to a type.
     pub(crate) fn part(&self, dtype: FloatType, offset: usize, len: usize) -> Self {
         let values = self.slice(offset, len);
-        if values.dtype() == dtype {
+        if (values.dtype(), values.len()) == (dtype, len) {
             return Self::copy_of(values);
         }
-        let mut part = Self::zeros(dtype, len);
+        let mut part = with_values!(Flat, self, |buffer| buffer.allocator()).zeros(dtype, len);
         part.slice_mut(0, len).convert_from(values);
         part
     }
@@ -89,38 +102,41 @@ impl Flat {
 
     /// Starts to sum the buffers of all ranks.
     pub(crate) fn start_sum(self, comm: &mut Communicator) -> PendingFlat {
-        map_values!(Flat => PendingFlat, self, |buffer| comm.start_all_reduce(buffer, ReduceOp::Sum))
+        map_values!(Flat => PendingFlat, self, |buffer| buffer.start(|buffer| comm.start_all_reduce(buffer, ReduceOp::Sum)))
     }
 
     /// Starts a reduce-scatter: each rank gets the sum of its own part.
     pub(crate) fn start_scattered_sum(self, comm: &mut Communicator) -> PendingFlat {
-        map_values!(Flat => PendingFlat, self, |buffer| comm.start_reduce_scatter_in_place(buffer, ReduceOp::Sum))
+        map_values!(Flat => PendingFlat, self, |buffer| buffer.start(|buffer| comm.start_reduce_scatter_in_place(buffer, ReduceOp::Sum)))
     }
 
     /// Starts an all-gather in place.
     pub(crate) fn start_gather(self, comm: &mut Communicator) -> PendingFlat {
-        map_values!(Flat => PendingFlat, self, |buffer| comm.start_all_gather_in_place(buffer))
+        map_values!(Flat => PendingFlat, self, |buffer| buffer.start(|buffer| comm.start_all_gather_in_place(buffer)))
     }
 
     /// Returns `true` if all ranks can read each other's buffers. The result is the same on all ranks.
     pub(crate) fn can_open(&self, comm: &mut Communicator) -> Result<bool> {
-        with_values!(Flat, self, |buffer| comm.can_open(buffer)).map_err(Error::communication)
+        with_values!(Flat, self, |buffer| match buffer {
+            FlatStorage::Memory(buffer) => comm.can_open(buffer).map_err(Error::communication),
+            FlatStorage::Counted(_) => Ok(false),
+        })
     }
 
     /// Opens the buffer for reading by all ranks.
     pub(crate) fn open(self, comm: Communicator) -> Result<FlatWindow, (Self, Error)> {
         Ok(match self {
             Self::F32(buffer) => {
-                FlatWindow::F32(comm.open(buffer).map_err(|failed| kept(failed, Self::F32))?)
+                FlatWindow::F32(comm.open(buffer.into_buffer()).map_err(|failed| kept(failed, Self::F32))?)
             }
             Self::F64(buffer) => {
-                FlatWindow::F64(comm.open(buffer).map_err(|failed| kept(failed, Self::F64))?)
+                FlatWindow::F64(comm.open(buffer.into_buffer()).map_err(|failed| kept(failed, Self::F64))?)
             }
             Self::F16(buffer) => {
-                FlatWindow::F16(comm.open(buffer).map_err(|failed| kept(failed, Self::F16))?)
+                FlatWindow::F16(comm.open(buffer.into_buffer()).map_err(|failed| kept(failed, Self::F16))?)
             }
             Self::Bf16(buffer) => {
-                FlatWindow::Bf16(comm.open(buffer).map_err(|failed| kept(failed, Self::Bf16))?)
+                FlatWindow::Bf16(comm.open(buffer.into_buffer()).map_err(|failed| kept(failed, Self::Bf16))?)
             }
         })
     }
@@ -142,12 +158,12 @@ impl Flat {
 
     /// Starts to send the buffer.
     pub(crate) fn start_send(self, comm: &mut Communicator, to: usize) -> PendingFlat {
-        map_values!(Flat => PendingFlat, self, |buffer| comm.start_send(buffer, to))
+        map_values!(Flat => PendingFlat, self, |buffer| buffer.start(|buffer| comm.start_send(buffer, to)))
     }
 
     /// Starts to receive into the whole buffer.
     pub(crate) fn start_receive(self, comm: &mut Communicator, from: usize) -> PendingFlat {
-        map_values!(Flat => PendingFlat, self, |buffer| comm.start_recv(buffer, from))
+        map_values!(Flat => PendingFlat, self, |buffer| buffer.start(|buffer| comm.start_recv(buffer, from)))
     }
 
     /// Sends the buffer.
@@ -174,10 +190,10 @@ impl Flat {
 /// A flat buffer with an operation in flight.
 #[derive(Debug)]
 pub(crate) enum PendingFlat {
-    F32(Pending<Buffer<f32>>),
-    F64(Pending<Buffer<f64>>),
-    F16(Pending<Buffer<f16>>),
-    Bf16(Pending<Buffer<bf16>>),
+    F32(PendingStorage<f32>),
+    F64(PendingStorage<f64>),
+    F16(PendingStorage<f16>),
+    Bf16(PendingStorage<bf16>),
 }
 
 impl PendingFlat {
@@ -187,7 +203,7 @@ impl PendingFlat {
     }
 
     pub(crate) fn wait(self) -> Result<Flat> {
-        Ok(map_values!(PendingFlat => Flat, self, |pending| wait(pending)?))
+        Ok(map_values!(PendingFlat => Flat, self, |pending| pending.wait()?))
     }
 }
 
@@ -237,13 +253,13 @@ impl FlatWindow {
 
 fn closed<T: Element>(
     window: Window<T>,
-    flat: fn(Buffer<T>) -> Flat,
+    flat: fn(FlatStorage<T>) -> Flat,
 ) -> Result<(Communicator, Flat), (Flat, Error)> {
     let (comm, buffer) = window.close().map_err(|failed| kept(failed, flat))?;
-    Ok((comm, flat(buffer)))
+    Ok((comm, flat(buffer.into())))
 }
 
 /// Returns the buffer of a window that failed.
-fn kept<T>(failed: Failed<Buffer<T>>, flat: fn(Buffer<T>) -> Flat) -> (Flat, Error) {
-    (flat(failed.buffer), Error::communication(*failed.error))
+fn kept<T>(failed: Failed<Buffer<T>>, flat: fn(FlatStorage<T>) -> Flat) -> (Flat, Error) {
+    (flat(failed.buffer.into()), Error::communication(*failed.error))
 }

@@ -6,9 +6,10 @@ use dist_collectives::Communicator;
 
 use super::options::Degrees;
 use crate::flat::{Flat, PendingFlat};
+use crate::flat_storage::Allocator;
 use crate::gradients::ReduceGroups;
 use crate::hook_worker::HookWorker;
-use crate::{Error, Result};
+use crate::{Error, FloatType, Result};
 
 #[derive(Debug)]
 pub(crate) struct Groups {
@@ -23,6 +24,8 @@ pub(crate) struct Groups {
     pub(crate) reshard_group: Option<Communicator>,
     /// The worker that sums over the replicas in place of an all-reduce.
     pub(crate) hook: Option<HookWorker>,
+    /// The source of the storage of parameters and gradients.
+    pub(crate) allocator: Allocator,
     /// The time that this rank has waited since the last [`take_waited`](Self::take_waited).
     waited: Duration,
 }
@@ -56,6 +59,7 @@ impl Groups {
             started,
             reshard_group: reshard_group.map(|count| group(world, &neighbours(rank, count))).transpose()?,
             hook: None,
+            allocator: Allocator::Memory,
             waited: Duration::ZERO,
         })
     }
@@ -64,7 +68,20 @@ impl Groups {
     pub(crate) fn alone(world: &mut Communicator) -> Result<Self> {
         let rank = world.rank();
         let (shards, replicas) = (group(world, &[rank])?, group(world, &[rank])?);
-        Ok(Self { shards, replicas, started: None, reshard_group: None, hook: None, waited: Duration::ZERO })
+        Ok(Self {
+            shards,
+            replicas,
+            started: None,
+            reshard_group: None,
+            hook: None,
+            allocator: Allocator::Memory,
+            waited: Duration::ZERO,
+        })
+    }
+
+    /// Allocates zeros that the ranks of a replica on one host share.
+    pub(crate) fn allocate(&mut self, dtype: FloatType, len: usize) -> Result<Flat> {
+        self.allocator.shared_zeros(&mut self.shards, dtype, len)
     }
 
     /// Inherits the timeout and the reduction order of the world's communicator.
@@ -93,12 +110,12 @@ impl Groups {
 
     /// Returns the groups that gradients are reduced over.
     pub(crate) fn reduce(&mut self) -> ReduceGroups<'_> {
-        let Self { shards, replicas, started, hook, waited, .. } = self;
+        let Self { shards, replicas, started, hook, allocator, waited, .. } = self;
         let (shards, replicas) = match started {
             Some(started) => (&mut started.shards, &mut started.replicas),
             None => (shards, replicas),
         };
-        ReduceGroups::new(Some(shards), Some(replicas), hook.as_ref(), waited)
+        ReduceGroups::new(Some(shards), Some(replicas), hook.as_ref(), allocator, waited)
     }
 
     /// Returns the group of the shards for gathers, and the reshard group.

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::options::{Precision, Units};
-use crate::{BucketPlace, Chunk, Error, FloatType, ParamInfo, Result};
+use crate::{BucketPlace, Chunk, Error, FloatType, ParamInfo, Result, Values};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Layout {
@@ -189,6 +189,11 @@ impl ShardChunk {
     /// Returns the chunk of the parameter.
     pub(crate) const fn in_parameter(self) -> Chunk {
         Chunk { parameter: self.parameter, offset: self.offset, len: self.len }
+    }
+
+    /// Returns the chunk's values of those of its parameter. A parameter that is only counted has none.
+    pub(crate) fn of(self, values: Values<'_>) -> Values<'_> {
+        if values.is_empty() { values } else { values.part(self.offset..self.offset + self.len) }
     }
 }
 

@@ -1,10 +1,11 @@
 //! The cost of a plan: bytes that a rank holds, its peak, and the bytes that it sends.
 //!
-//! The numbers come from executing the plan's actions with the sizes of its buffers. They cover parameters, gradients
-//! and the optimizer's state. Activations come on top, and so does the memory of blocks, transports and algorithms.
+//! The engine executes the plan's actions with buffers that only count their bytes, as [`CountedTraining`] says. The
+//! numbers cover parameters, gradients and the optimizer's state. Activations come on top, and so does the memory of blocks, transports and algorithms.
 //! Gradients are counted in the type of their sums, which is `f32` for `f16`.
 
-use super::layout::{FlatParameter, Unit};
+use super::counted::{CountedBytes, CountedTraining};
+use super::layout::FlatParameter;
 use super::plan::Plan;
 use super::step::BlockActions;
 use crate::engine::{StepAction, UnitOf};
@@ -56,28 +57,14 @@ impl Plan {
     /// ```
     pub fn memory(&self, micro_batches: usize, kept: usize, materialised: Materialised) -> MemoryEstimate {
         let precision = self.options.precision;
-        let flat_params = || self.layout.flat_params().map(|(_, flat_param)| flat_param);
-        let trained = || flat_params().filter(|flat_param| flat_param.trainable);
-        let of_strip = |flat_param: &FlatParameter| {
-            let master = flat_param.master_dtype(precision);
-            let model = if self.degrees.frees { 0 } else { flat_param.len() * flat_param.dtype.size() };
-            let outside = self.degrees.frees || master != flat_param.dtype;
-            model + if outside { flat_param.shard_len * master.size() } else { 0 }
-        };
         let state = |flat_param: &FlatParameter| {
             let own: usize = flat_param.chunks(0).map(|chunk| chunk.len).sum();
-            let calculated = flat_param.master_dtype(precision).size().max(FloatType::F32.size());
-            kept * own * calculated
+            kept * own * flat_param.master_dtype(precision).size().max(FloatType::F32.size())
         };
-        let buffers: usize = self.layout.buffers().map(|buffer| buffer.len * buffer.dtype.size()).sum();
-        let parameters = buffers + flat_params().map(of_strip).sum::<usize>();
-        let optimizer = trained().map(state).sum();
-        let gradients = trained().map(|flat_param| self.shard_bytes(flat_param)).sum();
-        let live = parameters + optimizer + if self.cuts_each_round() { gradients } else { 0 };
-        let mut meter =
-            Meter { plan: self, materialised, live, peak: live, in_flight: None, pools: [None; 2] };
-        meter.step(micro_batches);
-        MemoryEstimate { parameters, gradients, optimizer, peak: meter.peak }
+        let optimizer = self.trained().map(state).sum();
+        let CountedBytes { parameters, gradients, peak } =
+            CountedTraining::bytes(self, self.rounds(micro_batches), materialised).expect(NOTHING_SENT);
+        MemoryEstimate { parameters, gradients, optimizer, peak: peak + optimizer }
     }
 
     /// Returns the bytes of parameters and gradients that each rank sends in a step of `micro_batches` micro-batches.
@@ -100,12 +87,7 @@ impl Plan {
                     .map(|flat_param| to_others(self.whole_bytes(flat_param), ranks))
                     .sum::<usize>();
         }
-        for flat_param in self
-            .layout
-            .flat_params()
-            .map(|(_, flat_param)| flat_param)
-            .filter(|flat_param| flat_param.trainable)
-        {
+        for flat_param in self.trained() {
             let reductions = if self.degrees.each_round { rounds } else { 1 };
             bytes += reductions * to_others(self.gradient_bytes(flat_param), shards);
             bytes += (2 * (replicas - 1) * self.shard_bytes(flat_param)).div_ceil(replicas);
@@ -127,13 +109,9 @@ impl Plan {
         BlockActions::new(self).step
     }
 
-    /// Returns `true` if each round's gradients are reduce-scattered.
-    const fn cuts_each_round(&self) -> bool {
-        self.degrees.each_round && self.degrees.shards > 1
-    }
-
-    fn trained(&self, unit: usize) -> impl Iterator<Item = &FlatParameter> {
-        self.layout.units[unit].flat_params.iter().filter(|flat_param| flat_param.trainable)
+    fn trained(&self) -> impl Iterator<Item = &FlatParameter> {
+        let flat_params = self.layout.flat_params().map(|(_, flat_param)| flat_param);
+        flat_params.filter(|flat_param| flat_param.trainable)
     }
 
     /// Returns the bytes of a gathered flat parameter.
@@ -152,207 +130,8 @@ impl Plan {
     }
 }
 
-/// Counts bytes through a step.
-struct Meter<'a> {
-    plan: &'a Plan,
-    materialised: Materialised,
-    live: usize,
-    peak: usize,
-    /// The unit whose gradients are in flight.
-    in_flight: Option<usize>,
-    /// Pooled buffers: one that parameters were gathered into, and one of a gradient.
-    pools: [Option<(FloatType, usize)>; 2],
-}
-
-/// The use of an unsharded buffer.
-#[derive(Clone, Copy)]
-enum GatheredUse {
-    Gathered,
-    Gradient,
-}
-
-/// A round, and whether it is the last.
-#[derive(Clone, Copy)]
-struct Round {
-    number: usize,
-    last: bool,
-}
-
-impl Meter<'_> {
-    fn step(&mut self, micro_batches: usize) {
-        let plan = self.plan;
-        let rounds = plan.rounds(micro_batches);
-        let actions = plan.actions();
-        for number in 0..rounds {
-            let round = Round { number, last: number + 1 == rounds };
-            if let Some(root) = plan.layout.root() {
-                self.open(root);
-            }
-            let mut kept = vec![false; plan.layout.units.len()];
-            actions.iter().for_each(|&action| self.act(action, &mut kept, round));
-            self.finish_in_flight(round);
-        }
-        self.rest();
-        if !plan.degrees.each_round && rounds > 0 {
-            let reduced = actions.iter().filter_map(|action| match action {
-                StepAction::Close(unit, _) => Some(unit.unit),
-                _ => None,
-            });
-            for flat_param in reduced.flat_map(|unit| plan.trained(unit)) {
-                self.allocate(plan.shard_bytes(flat_param));
-                self.free(plan.gradient_bytes(flat_param));
-            }
-        }
-        self.all_gather_updates();
-        self.rest();
-    }
-
-    fn act(&mut self, action: StepAction, kept: &mut [bool], round: Round) {
-        let plan = self.plan;
-        let unit = |unit: usize| &plan.layout.units[unit];
-        match action {
-            StepAction::Gather(UnitOf { unit: number, .. }) => {
-                let was_kept = std::mem::take(&mut kept[number]);
-                for flat_param in &unit(number).flat_params {
-                    self.take(GatheredUse::Gathered, flat_param);
-                    self.free(if was_kept { self.kept_bytes(flat_param) } else { 0 });
-                }
-            }
-            StepAction::Materialise { unit: UnitOf { unit: number, .. }, keep } => {
-                kept[number] = keep;
-                self.materialise(unit(number), keep);
-            }
-            StepAction::Free(UnitOf { unit: number, .. }) => {
-                unit(number).flat_params.iter().for_each(|flat_param| match self.materialised {
-                    Materialised::Shared => self.give(GatheredUse::Gathered, flat_param),
-                    Materialised::Copied => self.free(flat_param.len() * flat_param.dtype.size()),
-                })
-            }
-            StepAction::Backward(UnitOf { unit: number, .. }, ..) if unit(number).reporters > 0 => {
-                self.finish_in_flight(round);
-                self.open(number);
-                self.close(number, round);
-            }
-            StepAction::Close(UnitOf { unit: number, .. }, _) if unit(number).is_root() => {
-                self.finish_in_flight(round);
-                self.close(number, round);
-            }
-            _ => {}
-        }
-    }
-
-    fn materialise(&mut self, unit: &Unit, keep: bool) {
-        for flat_param in &unit.flat_params {
-            self.allocate(if keep { self.kept_bytes(flat_param) } else { 0 });
-            if self.materialised == Materialised::Copied {
-                self.allocate(flat_param.len() * flat_param.dtype.size());
-                self.give(GatheredUse::Gathered, flat_param);
-            }
-        }
-    }
-
-    fn open(&mut self, unit: usize) {
-        let plan = self.plan;
-        plan.trained(unit).for_each(|flat_param| self.take(GatheredUse::Gradient, flat_param));
-    }
-
-    fn close(&mut self, unit: usize, round: Round) {
-        let plan = self.plan;
-        if plan.cuts_each_round() {
-            self.in_flight = Some(unit);
-        } else {
-            for flat_param in plan.trained(unit) {
-                self.sum(plan.gradient_bytes(flat_param), round);
-            }
-        }
-    }
-
-    fn finish_in_flight(&mut self, round: Round) {
-        let plan = self.plan;
-        let Some(unit) = self.in_flight.take() else { return };
-        for flat_param in plan.trained(unit) {
-            // The first round uses the memory of the last step's mean.
-            self.allocate(if round.number > 0 { plan.shard_bytes(flat_param) } else { 0 });
-            self.sum(plan.shard_bytes(flat_param), round);
-            self.give(GatheredUse::Gradient, flat_param);
-        }
-    }
-
-    /// Adds a buffer to the tree sum of earlier rounds. The binary digits of the round's number say how many partial
-    /// sums exist.
-    fn sum(&mut self, bytes: usize, Round { number, last }: Round) {
-        let buffers = |rounds: usize| rounds.count_ones() as usize;
-        let after = if last { 1 } else { buffers(number + 1) };
-        self.free((buffers(number) + 1 - after) * bytes);
-    }
-
-    /// Counts the all-gather of updated parameters: two flat parameters at a time.
-    fn all_gather_updates(&mut self) {
-        let plan = self.plan;
-        let changed = plan.degrees.shards > 1 || plan.options.precision.master.is_some();
-        if plan.degrees.frees || !changed {
-            return;
-        }
-        let mut before = None;
-        for (_, flat_param) in plan.layout.flat_params().filter(|(_, flat_param)| flat_param.trainable) {
-            self.take(GatheredUse::Gathered, flat_param);
-            before
-                .replace(flat_param)
-                .into_iter()
-                .for_each(|before| self.give(GatheredUse::Gathered, before));
-        }
-        before.into_iter().for_each(|last| self.give(GatheredUse::Gathered, last));
-    }
-
-    /// Takes a buffer from the pool if it fits. Otherwise the pooled one is freed and a new one allocated.
-    fn take(&mut self, whole: GatheredUse, flat_param: &FlatParameter) {
-        let wanted = self.size(whole, flat_param);
-        let pool = self.pools[whole as usize].take();
-        if pool != Some(wanted) {
-            self.free(pool.map_or(0, bytes));
-            self.allocate(bytes(wanted));
-        }
-    }
-
-    /// Returns a buffer to the pool, in place of the pooled one.
-    fn give(&mut self, whole: GatheredUse, flat_param: &FlatParameter) {
-        let before = self.pools[whole as usize].replace(self.size(whole, flat_param));
-        self.free(before.map_or(0, bytes));
-    }
-
-    /// Frees the pooled buffers.
-    fn rest(&mut self) {
-        let pools = std::mem::take(&mut self.pools);
-        self.free(pools.into_iter().flatten().map(bytes).sum());
-    }
-
-    fn size(&self, whole: GatheredUse, flat_param: &FlatParameter) -> (FloatType, usize) {
-        let dtype = match whole {
-            GatheredUse::Gathered => flat_param.dtype,
-            GatheredUse::Gradient => flat_param.sum_dtype(self.plan.options.precision),
-        };
-        (dtype, flat_param.padded(self.plan.layout.shards))
-    }
-
-    /// Returns the bytes of a reshard group's shard between forward and backward.
-    fn kept_bytes(&self, flat_param: &FlatParameter) -> usize {
-        self.plan.reshard_group.map_or(0, |reshard_group| self.plan.whole_bytes(flat_param) / reshard_group)
-    }
-
-    fn allocate(&mut self, bytes: usize) {
-        self.live += bytes;
-        self.peak = self.peak.max(self.live);
-    }
-
-    fn free(&mut self, bytes: usize) {
-        self.live -= bytes;
-    }
-}
-
-/// Returns the bytes of `len` values of a type.
-const fn bytes((dtype, len): (FloatType, usize)) -> usize {
-    dtype.size() * len
-}
+/// A prediction sends nothing and allocates nothing, so it cannot fail.
+const NOTHING_SENT: &str = "counting bytes does not fail";
 
 #[cfg(test)]
 mod tests {

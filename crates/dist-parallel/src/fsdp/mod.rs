@@ -1,6 +1,7 @@
 //! Fully sharded data-parallel training (FSDP, ZeRO).
 
 mod assignment;
+mod counted;
 mod evaluate;
 mod groups;
 mod layout;

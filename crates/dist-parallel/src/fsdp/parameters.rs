@@ -82,17 +82,17 @@ impl Parameters {
             .flat_params()
             .all(|(_, flat_param)| flat_param.master_dtype(precision) == flat_param.dtype);
         if degrees.frees && same_types {
-            shard_buffer.allocate_together(&mut groups.shards)?;
+            shard_buffer.allocate_together(groups)?;
         } else {
-            shard_buffer.allocate();
+            shard_buffer.allocate(&groups.allocator);
         }
         for (of_unit, unit) in states.iter_mut().zip(&layout.units) {
             for (shard, flat_param) in of_unit.iter_mut().zip(&unit.flat_params) {
                 if !moves && shard.own.is_none() {
                     continue;
                 }
-                let mut whole =
-                    Flat::zeros(flat_param.master_dtype(precision), flat_param.padded(layout.shards));
+                let (dtype, len) = (flat_param.master_dtype(precision), flat_param.padded(layout.shards));
+                let mut whole = groups.allocator.zeros(dtype, len);
                 fill(model, flat_param, &mut whole)?;
                 if let Some(own) = shard.own {
                     let part = whole.slice(rank * flat_param.shard_len, flat_param.shard_len);
@@ -130,7 +130,8 @@ impl Parameters {
         }
         for (shard, flat_param) in self.states[unit].iter_mut().zip(&layout.units[unit].flat_params) {
             let lens = flat_param.lens(layout.shards);
-            let mut whole = self.pool.take(Some(&mut groups.shards), flat_param.dtype, lens)?;
+            let allocate = |dtype, len| groups.allocate(dtype, len);
+            let mut whole = self.pool.take(flat_param.dtype, lens, allocate)?;
             let kept = shard.kept.take();
             let (part, comm) = match (&kept, groups.gathering()) {
                 (Some(kept), (_, Some(reshard_group))) => (kept.slice(0, kept.len()), reshard_group),
@@ -165,7 +166,7 @@ impl Parameters {
             let whole = if let Some(own) = shard.own.filter(|_| self.shard_buffer.are_read()) {
                 let reader =
                     RemoteShardReader { shard_buffer: &mut self.shard_buffer, own, flat_param, known: None };
-                match reader.read(model, &mut groups.shards, &mut self.pool, layout.shards)? {
+                match reader.read(model, groups, &mut self.pool, layout.shards)? {
                     Some(whole) => whole,
                     None => continue,
                 }
@@ -291,9 +292,7 @@ impl Parameters {
                 f(self.shard_buffer.slice(own, chunk.at, chunk.len)?);
                 Ok(())
             }
-            None => params::read(model, chunk.parameter, &mut |values| {
-                f(values.part(chunk.offset..chunk.offset + chunk.len));
-            }),
+            None => params::read(model, chunk.parameter, &mut |values| f(chunk.of(values))),
         }
     }
 
@@ -441,7 +440,7 @@ impl Parameters {
     ) -> Result<()> {
         let flat_param = &layout.units[place.0].flat_params[place.1];
         let lens = flat_param.lens(layout.shards);
-        let mut whole = self.pool.take(Some(&mut groups.shards), flat_param.dtype, lens)?;
+        let mut whole = self.pool.take(flat_param.dtype, lens, |dtype, len| groups.allocate(dtype, len))?;
         let start = self.rank * flat_param.shard_len;
         for chunk in flat_param.chunks(self.rank) {
             self.read(place, chunk, model, |values| {
@@ -500,7 +499,7 @@ fn update_buffer(
     for (shard, (_, flat_param)) in states.iter_mut().flatten().zip(layout.flat_params()) {
         shard.update_buffer = Some(update_buffer.reserve_in_turn(flat_param.dtype, flat_param.shard_len));
     }
-    update_buffer.allocate_together(&mut groups.shards)?;
+    update_buffer.allocate_together(groups)?;
     Ok(update_buffer.are_read().then_some(update_buffer))
 }
 
@@ -519,7 +518,7 @@ impl RemoteShardReader<'_> {
     fn read(
         mut self,
         model: &mut impl Params,
-        comm: &mut Communicator,
+        groups: &mut Groups,
         pool: &mut BufferPool,
         shards: usize,
     ) -> Result<Option<Flat>> {
@@ -527,7 +526,8 @@ impl RemoteShardReader<'_> {
             let read = |values: ValuesMut<'_>| self.copy_range(place.offset, values);
             if !params::fill(model, place.parameter, read)? {
                 let lens = self.flat_param.lens(shards);
-                let mut whole = pool.take(Some(comm), self.flat_param.dtype, lens)?;
+                let allocate = |dtype, len| groups.allocate(dtype, len);
+                let mut whole = pool.take(self.flat_param.dtype, lens, allocate)?;
                 self.copy_range(0, whole.slice_mut(0, self.flat_param.len()))?;
                 return Ok(Some(whole));
             }

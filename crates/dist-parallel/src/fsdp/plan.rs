@@ -14,6 +14,9 @@ pub struct Plan {
     pub(crate) degrees: Degrees,
     pub(crate) layout: Layout,
     pub(crate) reshard_group: Option<usize>,
+    pub(super) infos: Vec<ParamInfo>,
+    /// For each block, the index of its first parameter, and the number of parameters at the end.
+    pub(super) starts: Vec<usize>,
 }
 
 impl Plan {
@@ -36,7 +39,8 @@ impl Plan {
         let degrees = options.strategy.degrees(world_size)?;
         let layout = Layout::new(infos, starts, &options.units, degrees.shards)?;
         let reshard_group = options.reshard.group(degrees)?;
-        Ok(Self { options: options.clone(), degrees, layout, reshard_group })
+        let (infos, starts) = (infos.to_vec(), starts.to_vec());
+        Ok(Self { options: options.clone(), degrees, layout, reshard_group, infos, starts })
     }
 
     /// Returns a rank's position in the assignment of micro-batches.

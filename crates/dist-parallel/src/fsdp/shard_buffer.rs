@@ -5,8 +5,9 @@
 
 use dist_collectives::Communicator;
 
-use super::groups::follow;
+use super::groups::{Groups, follow};
 use crate::flat::{Flat, FlatWindow};
+use crate::flat_storage::Allocator;
 use crate::{Error, FloatType, Result, Values, ValuesMut};
 
 #[derive(Debug, Default)]
@@ -66,24 +67,24 @@ impl ShardBuffer {
     }
 
     /// Allocates private memory, all zero.
-    pub(crate) fn allocate(&mut self) {
+    pub(crate) fn allocate(&mut self, allocator: &Allocator) {
         for TypedBuffer { dtype, len, memory } in &mut self.0 {
-            *memory = BufferState::Closed(Flat::zeros(*dtype, *len));
+            *memory = BufferState::Closed(allocator.zeros(*dtype, *len));
         }
     }
 
     /// Allocates zeroed memory that all ranks can read, if that is possible for every type. Otherwise allocates
     /// private memory.
-    pub(crate) fn allocate_together(&mut self, comm: &mut Communicator) -> Result<()> {
+    pub(crate) fn allocate_together(&mut self, groups: &mut Groups) -> Result<()> {
         let mut all_open = true;
         for TypedBuffer { dtype, len, memory } in &mut self.0 {
-            let (mut opener, flat) =
-                (comm.fork().map_err(Error::communication)?, Flat::allocated(comm, *dtype, *len)?);
+            let mut opener = groups.shards.fork().map_err(Error::communication)?;
+            let flat = groups.allocate(*dtype, *len)?;
             all_open &= flat.can_open(&mut opener)?;
             *memory = BufferState::Openable(flat, opener);
         }
         if !all_open {
-            self.allocate();
+            self.allocate(&groups.allocator);
         }
         Ok(())
     }

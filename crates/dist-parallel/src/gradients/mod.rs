@@ -443,12 +443,16 @@ impl BucketSum {
     ) -> Result<Flat> {
         let (dtype, lens) = (bucket.sum_dtype(), (bucket.len(), bucket.padded_len));
         match memory {
-            GradientMemory::Shared(pool) => pool.take(groups.first(), dtype, lens),
+            GradientMemory::Shared(pool) => {
+                pool.take(dtype, lens, |dtype, len| groups.allocate_shared(dtype, len))
+            }
             GradientMemory::OfEachBucket if is_first => match self.recycled.take() {
                 Some(recycled) => Ok(recycled),
                 None => groups.allocate(dtype, lens.1),
             },
-            GradientMemory::OfEachBucket => Ok(self.pool.pop().unwrap_or_else(|| Flat::zeros(dtype, lens.1))),
+            GradientMemory::OfEachBucket => {
+                Ok(self.pool.pop().unwrap_or_else(|| groups.allocator.zeros(dtype, lens.1)))
+            }
         }
     }
 

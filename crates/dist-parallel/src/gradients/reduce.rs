@@ -7,6 +7,7 @@ use dist_collectives::Communicator;
 use super::layout::GradientBucket;
 use super::{BucketSum, GradientMemory, Gradients, SumState};
 use crate::flat::{Flat, PendingFlat};
+use crate::flat_storage::Allocator;
 use crate::hook_worker::{HookWorker, WorkHandle};
 use crate::mean::Mean;
 use crate::{FloatType, Result};
@@ -32,6 +33,8 @@ pub(crate) struct ReduceGroups<'a> {
     replicas: Option<&'a mut Communicator>,
     /// The worker that sums over the replicas in place of an all-reduce.
     hook: Option<&'a HookWorker>,
+    /// The source of the storage of gradients.
+    pub(super) allocator: &'a Allocator,
     /// The time that this rank has waited.
     waited: &'a mut Duration,
 }
@@ -180,12 +183,14 @@ impl<'a> ReduceGroups<'a> {
         shards: Option<&'a mut Communicator>,
         replicas: Option<&'a mut Communicator>,
         hook: Option<&'a HookWorker>,
+        allocator: &'a Allocator,
         waited: &'a mut Duration,
     ) -> Self {
         Self {
             shards: shards.filter(|group| group.world_size() > 1),
             replicas: replicas.filter(|group| group.world_size() > 1),
             hook,
+            allocator,
             waited,
         }
     }
@@ -201,10 +206,18 @@ impl<'a> ReduceGroups<'a> {
 
     /// Allocates zeros that the ranks of a host share, unless only a hook copies them.
     pub(super) fn allocate(&mut self, dtype: FloatType, len: usize) -> Result<Flat> {
-        let is_hooked = self.hook.is_some() && self.shards.is_none();
-        match self.first().filter(|_| !is_hooked) {
-            Some(group) => Flat::allocated(group, dtype, len),
-            None => Ok(Flat::zeros(dtype, len)),
+        match self.hook.is_some() && self.shards.is_none() {
+            true => Ok(self.allocator.zeros(dtype, len)),
+            false => self.allocate_shared(dtype, len),
+        }
+    }
+
+    /// Allocates zeros that the ranks of a host share, if there are other ranks.
+    pub(super) fn allocate_shared(&mut self, dtype: FloatType, len: usize) -> Result<Flat> {
+        let allocator = self.allocator;
+        match self.first() {
+            Some(group) => allocator.shared_zeros(group, dtype, len),
+            None => Ok(allocator.zeros(dtype, len)),
         }
     }
 
@@ -229,7 +242,7 @@ impl<'a> ReduceGroups<'a> {
             (Some(recycled), _) => recycled,
             (None, None) => return Ok(sum.part(sum.dtype(), start, len)),
             // The shard is reduced across replicas later.
-            (None, Some(replicas)) => Flat::allocated(replicas, sum.dtype(), len)?,
+            (None, Some(replicas)) => self.allocator.shared_zeros(replicas, sum.dtype(), len)?,
         };
         part.slice_mut(0, len).convert_from(sum.slice(start, len));
         Ok(part)

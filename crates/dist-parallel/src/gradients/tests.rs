@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use rstest::rstest;
 
 use super::*;
+use crate::flat_storage::Allocator;
 use crate::{BucketBytes, BucketPlan, Error, FloatType, ParamInfo};
 
 /// Returns two ordinary parameters, a frozen one, one in a half type, and one that is tied to the first.
@@ -65,7 +66,7 @@ impl TestRank {
 /// Calls `f` with the groups of a rank without others.
 fn alone<T>(f: impl FnOnce(&mut ReduceGroups<'_>) -> T) -> T {
     let mut waited = Duration::ZERO;
-    f(&mut ReduceGroups::new(None, None, None, &mut waited))
+    f(&mut ReduceGroups::new(None, None, None, &Allocator::Memory, &mut waited))
 }
 
 /// Returns values whose f32 sums are rounded, different for every micro-batch and use.
