@@ -58,6 +58,26 @@ pub enum Error {
 }
 }
 
+impl Error {
+    /// Returns `true` if a deadline passed, on this rank or on another.
+    pub fn is_timeout(&self) -> bool {
+        match self {
+            Self::SharedMemory(source) => source.is_timeout(),
+            Self::Costs(source) => source.is_timeout(),
+            _ => false,
+        }
+    }
+
+    /// Returns the rank that the error is about, if it is about one.
+    pub fn peer(&self) -> Option<usize> {
+        match self {
+            Self::SharedMemory(source) => source.peer(),
+            Self::Costs(source) => source.peer(),
+            _ => None,
+        }
+    }
+}
+
 /// Joins the job that `mpirun`, `mpiexec` or `srun` has started, with the default [`MpiOptions`].
 ///
 /// # Errors

@@ -22,6 +22,28 @@ pub enum InitError {
     Mpi(#[from] dist_mpi::Error),
 }
 
+impl InitError {
+    /// Returns `true` if a deadline passed, on this rank or on another.
+    pub fn is_timeout(&self) -> bool {
+        match self {
+            Self::WithoutMpi => false,
+            Self::Join(source) => source.is_timeout(),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(source) => source.is_timeout(),
+        }
+    }
+
+    /// Returns the rank that the error is about, if it is about one.
+    pub fn peer(&self) -> Option<usize> {
+        match self {
+            Self::WithoutMpi => None,
+            Self::Join(source) => source.peer(),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(source) => source.peer(),
+        }
+    }
+}
+
 /// Joins the job that a launcher has started this process for.
 ///
 /// If `DIST_TRANSPORT` is `mpi`, messages go through MPI, as with [`dist_mpi::init`](https://docs.rs/dist-mpi); the
