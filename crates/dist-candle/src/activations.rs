@@ -3,7 +3,7 @@
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use dist_parallel::pipeline::Activations;
-use dist_parallel::{BoxError, Values};
+use dist_parallel::{BoxError, FloatType, Values};
 
 use crate::array::Array;
 use crate::{CandleError, packed, slices};
@@ -93,6 +93,19 @@ macro_rules! packed {
 
             fn gradients_have_the_same_shape(&self) -> bool {
                 false
+            }
+
+            fn to_flat_as(
+                &self,
+                activation: &$activation,
+                dtype: FloatType,
+                f: &mut dyn FnMut(&[usize], Values<'_>),
+            ) -> Result<(), BoxError> {
+                self.to_flat(&self.cast(activation.clone(), dtype)?, f)
+            }
+
+            fn cast(&self, activation: $activation, dtype: FloatType) -> Result<$activation, BoxError> {
+                cast(activation, dtype)
             }
         }
     )*};
@@ -184,6 +197,18 @@ impl Activations<Tensor> for Tensors {
     fn unflatten(&self, shape: &[usize], values: Values<'_>) -> Result<Tensor, BoxError> {
         Ok(Array::copy_of(values).into_tensor(shape)?)
     }
+
+    fn cast(&self, activation: Tensor, dtype: FloatType) -> Result<Tensor, BoxError> {
+        cast(activation, dtype)
+    }
+}
+
+/// Returns an activation whose tensors of floats have a type.
+fn cast<A: Activation>(activation: A, dtype: FloatType) -> Result<A, BoxError> {
+    let dtype = slices::candle_type(dtype);
+    let tensors = activation.into_tensors().into_iter();
+    let cast = |tensor: Tensor| if tensor.dtype().is_float() { tensor.to_dtype(dtype) } else { Ok(tensor) };
+    Ok(A::from_tensors(tensors.map(cast).collect::<Result<_, _>>()?)?)
 }
 
 #[cfg(test)]

@@ -180,7 +180,7 @@ impl<M: Send> CandleBlock<M> {
         Ok(of_input)
     }
 
-    /// Returns the outputs of a float type, each with its gradient.
+    /// Returns the outputs of a float type, each with its gradient, which is converted to the type of the output.
     fn seeds(
         &self,
         outputs: Vec<Tensor>,
@@ -193,7 +193,8 @@ impl<M: Send> CandleBlock<M> {
         let look = |tensor: &Tensor| (tensor.shape().clone(), tensor.dtype());
         let floats = outputs.into_iter().zip(gradients).filter(|(output, _)| output.dtype().is_float());
         let check = |(output, gradient): (Tensor, Tensor)| {
-            if look(&output) == look(&gradient) {
+            if output.shape() == gradient.shape() && gradient.dtype().is_float() {
+                let gradient = gradient.to_dtype(output.dtype()).map_err(self.failed("backward"))?;
                 return Ok((output, gradient));
             }
             let (output, gradient) = (look(&output), look(&gradient));

@@ -120,7 +120,7 @@ pub enum CandleError {
         /// The shape of the variable, which has no name.
         shape: Shape,
     },
-    /// The gradient of a block's output does not have the shape and type of the output.
+    /// The gradient of a block's output does not have the shape of the output, or is not of floats.
     #[error("{place}: the output is {output:?}, its gradient {gradient:?}")]
     OutputGradient {
         /// The block.

@@ -22,6 +22,16 @@ pub(crate) fn float_type(name: &str, dtype: DType) -> Result<FloatType, CandleEr
     }
 }
 
+/// Returns candle's name of a type.
+pub(crate) const fn candle_type(dtype: FloatType) -> DType {
+    match dtype {
+        FloatType::F32 => DType::F32,
+        FloatType::F64 => DType::F64,
+        FloatType::F16 => DType::F16,
+        FloatType::Bf16 => DType::BF16,
+    }
+}
+
 /// A read lock on a tensor of floats that is one slice in this process's memory.
 pub(crate) struct Locked<'t> {
     storage: StorageRef<'t>,

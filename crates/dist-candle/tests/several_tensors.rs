@@ -11,7 +11,8 @@ use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
 use dist_parallel::model::Pass;
 use dist_parallel::optim::{Sgd, SgdOptions};
 use dist_parallel::pipeline::{Pipeline, ScheduleKind, split_into_stages};
-use dist_parallel::{Block, BoxError, Ddp, DdpOptions, Sequence, Values};
+use dist_parallel::trainer::TrainerOptions;
+use dist_parallel::{Block, BoxError, Ddp, DdpOptions, FloatType, Sequence, Values};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -165,6 +166,43 @@ fn a_ddp_trains_on_lists_of_tensors() {
         bits
     });
     assert_eq!(outcome.results, vec![alone().0; 2]);
+}
+
+/// The blocks have parameters of `f32`, and activations between them are `f16`.
+fn train_with_activations(comm: Communicator, strategy: &str) -> Trained {
+    let (mut bits, mut optimizer) = (Vec::new(), sgd());
+    let options = TrainerOptions::new(strategy.parse().unwrap())
+        .with_micro_batches(MICRO_BATCHES)
+        .with_activations(FloatType::F16);
+    let mut trainer = options.build(comm, model(), Tensors).unwrap();
+    let loss = |output: List| {
+        assert_eq!((output[0].dtype(), output[1].dtype()), (DType::F16, DType::U8));
+        let square = |list: &List| {
+            masked(&list[0].to_dtype(DType::F32)?, &list[1])?.affine(1.0, -0.3)?.sqr()?.mean_all()
+        };
+        Ok(loss_and_gradient(&output, square)?)
+    };
+    for _ in 0..2 {
+        trainer.step(MICRO_BATCHES, |number| Ok((input(number)?, loss))).unwrap();
+        trainer.update(&mut optimizer).unwrap();
+    }
+    let report = trainer.evaluate(3, |number| Ok(input(number)?), |_, output| Ok(loss(output)?.0)).unwrap();
+    trainer.for_each_parameter(&mut |index, values| add_bits(&mut bits, index, values)).unwrap();
+    bits.sort_unstable();
+    (bits, report.loss.to_bits())
+}
+
+#[rstest]
+fn activations_of_another_type_than_the_parameters_train_the_same_bits_under_every_strategy(
+    #[values("ddp", "zero1", "fsdp", "pipeline:1f1b", "pipeline:zb1p:2", "pipeline:1f1b:2:sharded")] strategy: &'static str,
+) {
+    let train = |ranks, strategy: &'static str| {
+        sim::run(1, ranks, move |transport| train_with_activations(Communicator::new(transport), strategy))
+            .results
+    };
+    let expected = train(1, "single").remove(0);
+    assert_ne!(expected, alone());
+    assert_eq!(train(4, strategy), vec![expected; 4]);
 }
 
 /// The output does not depend on a mask of integers and a tensor of floats.

@@ -8,6 +8,7 @@ mod block;
 mod broadcast;
 mod buffer_pool;
 mod buffers;
+mod cast;
 pub mod checkpoint;
 pub mod compress;
 mod config;

@@ -3,10 +3,13 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
+use crate::cast::CastBlock;
+use crate::pipeline::Activations;
 use crate::{
-    Block, BoxError, BufferView, Error, Materialised, ParamInfo, Params, Pass, Ready, Resharded, Result,
-    Saved, Values, ValuesMut, params,
+    Block, BoxError, BufferView, Error, FloatType, Materialised, ParamInfo, Params, Pass, Ready, Resharded,
+    Result, Saved, Values, ValuesMut, params,
 };
 
 /// Blocks one after another. The parameters are those of the first block, then those of the second, and so on.
@@ -61,6 +64,34 @@ impl<A> Sequence<A> {
         checked.inspect_err(|_| self.infos[later].same_as = before)?;
         self.originals.insert(earlier);
         Ok(())
+    }
+
+    /// Returns the sequence with activations of a type: the output of each block, and the gradient of each block's input,
+    /// are rounded to it. A block gets its input and the gradient of its output in the type of its parameters, if all of
+    /// them have one. The loss gets the model's output in type `dtype`. `codec` converts activations, as between the
+    /// stages of a pipeline.
+    ///
+    /// Activations that have a type of their own, such as `Vec<f32>`, keep it: their values are rounded. Integers, such as
+    /// token numbers, stay as they are.
+    ///
+    /// ```
+    /// use dist_parallel::pipeline::PlainVectors;
+    /// use dist_parallel::{Block, FloatType, Sequence};
+    ///
+    /// let model = Sequence::<Vec<f32>>::new(Vec::new())?.with_activations(FloatType::Bf16, PlainVectors);
+    /// # Ok::<_, dist_parallel::Error>(())
+    /// ```
+    #[doc(alias = "cast_forward_inputs")]
+    #[doc(alias = "output_dtype")]
+    #[must_use]
+    pub fn with_activations(self, dtype: FloatType, codec: impl Activations<A> + 'static) -> Self
+    where
+        A: 'static,
+    {
+        let codec: Arc<dyn Activations<A>> = Arc::new(codec);
+        let cast =
+            |block| -> Box<dyn Block<A>> { Box::new(CastBlock::new(block, Arc::clone(&codec), dtype)) };
+        Self { blocks: self.blocks.into_iter().map(cast).collect(), ..self }
     }
 
     /// Returns the blocks, in order.

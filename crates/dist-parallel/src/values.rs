@@ -235,6 +235,18 @@ impl ValuesMut<'_> {
         }));
     }
 
+    /// Rounds every value to a type, to nearest even.
+    pub(crate) fn round_to(&mut self, dtype: FloatType) {
+        let (len, own) = (self.len(), self.dtype());
+        // Every value of a half type is one of `f32`, and every value is one of `f64`.
+        if own == dtype || dtype == FloatType::F64 || (own.size(), dtype) == (2, FloatType::F32) {
+            return;
+        }
+        let mut rounded = Flat::zeros(dtype, len);
+        rounded.slice_mut(0, len).convert_from(self.as_values());
+        self.convert_from(rounded.slice(0, len));
+    }
+
     /// Multiplies these values by a factor, which is rounded to the type of the computation: `f64` for `f64`, `f32`
     /// for all other types.
     pub fn scale(&mut self, factor: f64) {
@@ -297,6 +309,24 @@ mod tests {
         let mut sums = [2048.0, 2050.0].map(f16::from_f32);
         ValuesMut::F16(&mut sums).add(Values::F16(&[1.0; 2].map(f16::from_f32))).unwrap();
         assert_eq!(sums, [2048.0, 2052.0].map(f16::from_f32));
+    }
+
+    #[test]
+    fn values_are_rounded_to_another_type_once() {
+        let fine = 1.0 + f32::EPSILON;
+        for (dtype, expected) in
+            [(FloatType::F64, fine), (FloatType::F32, fine), (FloatType::F16, 1.0), (FloatType::Bf16, 1.0)]
+        {
+            let mut values = [fine, -3.0];
+            ValuesMut::F32(&mut values).round_to(dtype);
+            assert_eq!(values, [expected, -3.0], "{dtype}");
+        }
+        let mut values = [1.0 + f64::EPSILON, 1e300];
+        ValuesMut::F64(&mut values).round_to(FloatType::F32);
+        assert_eq!(values, [1.0, f64::INFINITY]);
+        let mut values = [f16::MAX];
+        ValuesMut::F16(&mut values).round_to(FloatType::Bf16);
+        assert_eq!(values, [f16::INFINITY]);
     }
 
     #[test]

@@ -1,15 +1,16 @@
 //! The conversion of activations to messages.
 
 use std::fmt;
+use std::sync::Arc;
 
 use half::{bf16, f16};
 
-use crate::{BoxError, FloatType, Values};
+use crate::{BoxError, FloatType, Values, ValuesMut, cast};
 
 /// A codec that converts activations to flat values and back, to send them between stages.
 ///
 /// Gradients of activations have the same type `A` and are sent in the same way.
-pub trait Activations<A>: Send {
+pub trait Activations<A>: Send + Sync {
     /// Calls `f` once with the shape of an activation and its values in row-major order.
     ///
     /// # Errors
@@ -27,9 +28,64 @@ pub trait Activations<A>: Send {
     fn gradients_have_the_same_shape(&self) -> bool {
         true
     }
+
+    /// Calls `f` like [`to_flat`](Self::to_flat), with values that are rounded to a type, for a training with
+    /// [activations of that type](crate::Sequence::with_activations). The provided method rounds all values. A codec whose
+    /// values are not the activation's numbers, or that has several tensors, has another.
+    ///
+    /// # Errors
+    /// The values are not accessible.
+    fn to_flat_as(
+        &self,
+        activation: &A,
+        dtype: FloatType,
+        f: &mut dyn FnMut(&[usize], Values<'_>),
+    ) -> Result<(), BoxError> {
+        self.to_flat(activation, &mut |shape, values| {
+            cast::with_type(values, dtype, |values| f(shape, values))
+        })
+    }
+
+    /// Returns an activation, or the gradient of one, whose values are rounded to a type. It has that type, unless `A` has
+    /// one of its own. The provided method calls [`to_flat_as`](Self::to_flat_as) and [`unflatten`](Self::unflatten).
+    ///
+    /// # Errors
+    /// The values are not accessible, or `A` has no such values.
+    fn cast(&self, activation: A, dtype: FloatType) -> Result<A, BoxError> {
+        let mut cast = None;
+        self.to_flat_as(&activation, dtype, &mut |shape, values| cast = Some(self.unflatten(shape, values)))?;
+        cast.unwrap_or(Ok(activation))
+    }
 }
 
-/// Activations that are vectors of one type of number.
+impl<A, C: Activations<A> + ?Sized> Activations<A> for Arc<C> {
+    fn to_flat(&self, activation: &A, f: &mut dyn FnMut(&[usize], Values<'_>)) -> Result<(), BoxError> {
+        (**self).to_flat(activation, f)
+    }
+
+    fn unflatten(&self, shape: &[usize], values: Values<'_>) -> Result<A, BoxError> {
+        (**self).unflatten(shape, values)
+    }
+
+    fn gradients_have_the_same_shape(&self) -> bool {
+        (**self).gradients_have_the_same_shape()
+    }
+
+    fn to_flat_as(
+        &self,
+        activation: &A,
+        dtype: FloatType,
+        f: &mut dyn FnMut(&[usize], Values<'_>),
+    ) -> Result<(), BoxError> {
+        (**self).to_flat_as(activation, dtype, f)
+    }
+
+    fn cast(&self, activation: A, dtype: FloatType) -> Result<A, BoxError> {
+        (**self).cast(activation, dtype)
+    }
+}
+
+/// Activations that are vectors of one type of number. Values of another type are converted to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PlainVectors;
 
@@ -46,10 +102,14 @@ macro_rules! plain_vector {
             }
 
             fn unflatten(&self, _: &[usize], values: Values<'_>) -> Result<Vec<$element>, BoxError> {
-                match values {
-                    Values::$variant(values) => Ok(values.to_vec()),
-                    other => Err(format!("cannot convert values of {}", other.dtype()).into()),
-                }
+                let mut converted = vec![<$element as Default>::default(); values.len()];
+                ValuesMut::$variant(&mut converted).convert_from(values);
+                Ok(converted)
+            }
+
+            fn cast(&self, mut activation: Vec<$element>, dtype: FloatType) -> Result<Vec<$element>, BoxError> {
+                ValuesMut::$variant(&mut activation).round_to(dtype);
+                Ok(activation)
             }
         }
     )*};

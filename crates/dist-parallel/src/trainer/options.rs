@@ -1,16 +1,18 @@
 //! The options of a trainer of any strategy.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use dist_collectives::Communicator;
 
 use super::pipeline::{PipelineOptions, PipelineTrainer};
 use super::{Strategy, Trainer};
 use crate::agreement::{self, Setting, setting};
+use crate::cast::CastActivations;
 use crate::fsdp::{Fsdp, FsdpOptions, Precision, Reshard, ShardingStrategy, Units};
 use crate::local_sgd::LocalSgd;
 use crate::pipeline::Activations;
-use crate::{BucketBytes, Compression, Ddp, DdpOptions, Error, Params, Result, Sequence};
+use crate::{BucketBytes, Compression, Ddp, DdpOptions, Error, FloatType, Params, Result, Sequence};
 
 /// The options of a [`Trainer`] of any strategy.
 ///
@@ -31,6 +33,9 @@ pub struct TrainerOptions {
     pub bucket_bytes: Option<BucketBytes>,
     /// The types of master parameters and of reduced gradients.
     pub precision: Precision,
+    /// The type of activations and of their gradients between blocks, see [`Sequence::with_activations`]. They travel in
+    /// this type between the stages of a pipeline. `None` for the type that the blocks give.
+    pub activations: Option<FloatType>,
     /// The division of blocks into units that are gathered together. By default each block is one.
     pub units: Option<Units>,
     /// The number of units that are gathered ahead of the current one; 1 by default.
@@ -49,6 +54,7 @@ impl TrainerOptions {
             compression: Compression::None,
             bucket_bytes: None,
             precision: Precision { master: None, reduce: None },
+            activations: None,
             units: None,
             prefetch: None,
             reshard: None,
@@ -85,6 +91,14 @@ impl TrainerOptions {
         Self { precision, ..self }
     }
 
+    /// Returns these options with activations of a type between blocks.
+    #[doc(alias = "cast_forward_inputs")]
+    #[doc(alias = "output_dtype")]
+    #[must_use]
+    pub fn with_activations(self, dtype: FloatType) -> Self {
+        Self { activations: Some(dtype), ..self }
+    }
+
     /// Returns these options with other units.
     #[must_use]
     pub fn with_units(self, units: Units) -> Self {
@@ -107,7 +121,7 @@ impl TrainerOptions {
     ///
     /// Training begins with the parameters of rank 0. In a pipeline, a stage begins with those of its rank: create the
     /// model with the same values on every rank. `activations` converts activations to messages between the stages of
-    /// a pipeline: [`PlainVectors`](crate::pipeline::PlainVectors), or `dist_candle::Tensors`.
+    /// a pipeline, and to the [type](Self::activations) that the options set: [`PlainVectors`](crate::pipeline::PlainVectors), or `dist_candle::Tensors`.
     ///
     /// # Errors
     /// [`NotWithStrategy`](Error::NotWithStrategy) for an option or a number of ranks that does not work with the
@@ -121,13 +135,19 @@ impl TrainerOptions {
     ) -> Result<Box<dyn Trainer<A>>> {
         agreement::check(&mut comm, model.infos(), &self.settings())?;
         self.check(comm.world_size())?;
+        let mut codec: Arc<dyn Activations<A>> = Arc::new(activations);
+        let mut model = model;
+        if let Some(dtype) = self.activations {
+            model = model.with_activations(dtype, Arc::clone(&codec));
+            codec = Arc::new(CastActivations { codec, dtype });
+        }
         let sharding = match self.strategy {
             Strategy::Single | Strategy::Ddp => return self.data_parallel(comm, model),
             Strategy::Pipeline { kind, ranks, copies } => {
                 let (stages, micro_batches) = (self.stages.clone(), self.micro_batches.unwrap_or(0));
                 let precision = self.precision;
                 let options = PipelineOptions { kind, ranks, copies, stages, micro_batches, precision };
-                return Ok(Box::new(PipelineTrainer::new(comm, model, options, activations)?));
+                return Ok(Box::new(PipelineTrainer::new(comm, model, options, codec)?));
             }
             Strategy::LocalSgd(options) => {
                 return Ok(Box::new(LocalSgd::with_precision(comm, model, options, self.precision)?));
@@ -204,6 +224,7 @@ impl TrainerOptions {
             compression,
             bucket_bytes,
             precision,
+            activations,
             units,
             prefetch,
             reshard,
@@ -215,6 +236,7 @@ impl TrainerOptions {
             ("the compression".to_owned(), compression.to_string()),
             setting("the sizes of buckets", bucket_bytes),
             setting("the precision", precision),
+            setting("the type of activations", activations),
             setting("units", units),
             setting("prefetch", prefetch),
             setting("reshard", reshard),

@@ -63,7 +63,7 @@ enum Compare {
     OwnGradients { values: usize },
 }
 
-const FEATURES: [Feature; 18] = [
+const FEATURES: [Feature; 19] = [
     Feature { name: "`step`", train: |setup| setup.train(blocks()), compare: Compare::Bits },
     Feature { name: "`step_with`", train: step_with, compare: Compare::Bits },
     Feature { name: "`accumulate`", train: accumulate, compare: Compare::Close(1e-5) },
@@ -74,6 +74,7 @@ const FEATURES: [Feature; 18] = [
     Feature { name: "`scale_gradients`, `update_if_finite`", train: scale, compare: Compare::Bits },
     Feature { name: "compression", train: compress, compare: Compare::Close(1e-2) },
     Feature { name: "mixed precision", train: mix_precision, compare: Compare::Bits },
+    Feature { name: "a type of activations", train: round_activations, compare: Compare::Bits },
     Feature { name: "parameter groups", train: group, compare: Compare::Bits },
     Feature {
         name: "frozen and tied parameters",
@@ -412,6 +413,22 @@ fn mix_precision(setup: Setup) -> Result<Vec<f32>> {
     Setup { options, ..setup }.train(blocks())
 }
 
+/// Blocks compute in `f32`. Activations and their gradients are rounded to `bf16` between them.
+fn round_activations(setup: Setup) -> Result<Vec<f32>> {
+    let options = setup.options.with_activations(FloatType::Bf16);
+    let mut training = Setup { options, ..setup }.build(blocks())?;
+    let count = training.micro_batches.len();
+    training.trainer.step(count, |index| {
+        let (input, loss) = batch(0, index)?;
+        Ok((input, move |output: Rows| {
+            assert!(output.iter().all(|value| value.to_bits() % (1 << 16) == 0), "{output:?}");
+            loss(output)
+        }))
+    })?;
+    training.trainer.update(&mut training.sgd)?;
+    training.parameters()
+}
+
 fn group(setup: Setup) -> Result<Vec<f32>> {
     let mut training = setup.build(blocks())?;
     let mut groups = ParamGroups::new(training.trainer.infos())?;
@@ -701,7 +718,7 @@ fn page() -> [String; 3] {
 
 #[rstest]
 fn the_page_on_strategies_says_what_works_with_what(
-    #[values(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19)] number: usize,
+    #[values(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20)] number: usize,
 ) {
     let [_, table, _] = page();
     let (name, reasons) = row(number);
@@ -723,7 +740,31 @@ fn the_table_has_all_features() {
     assert_eq!(table(&rows), written);
     let names = FEATURES.iter().map(|feature| feature.name).chain(CHECKPOINTS.map(|(name, _)| name));
     assert!(rows.iter().map(|(name, _)| name).eq(names), "{rows:?}");
-    assert_eq!(rows.len(), 20, "the_page_on_strategies_says_what_works_with_what tries each of the rows");
+    assert_eq!(rows.len(), 21, "the_page_on_strategies_says_what_works_with_what tries each of the rows");
+}
+
+#[test]
+fn activations_travel_between_stages_in_their_type() {
+    let bytes_sent = |activations: Option<FloatType>| {
+        let program = move |transport| {
+            let strategy = "pipeline:1f1b".parse().unwrap();
+            let mut options = TrainerOptions::new(strategy).with_micro_batches(MICRO_BATCHES);
+            options.activations = activations;
+            let mut trainer = options.build(Communicator::new(transport), blocks(), PlainVectors).unwrap();
+            // The shapes are sent in the first step.
+            let mut step = || trainer.step(MICRO_BATCHES, |index| batch(0, index)).unwrap().bytes_sent;
+            step();
+            step()
+        };
+        sim::run(1, 2, program).results
+    };
+    // Each rank sends two rows of four values for each micro-batch: activations or their gradients.
+    let values = 8 * MICRO_BATCHES as u64;
+    let others: Vec<u64> = bytes_sent(None).into_iter().map(|bytes| bytes - 4 * values).collect();
+    for (dtype, size) in [(FloatType::Bf16, 2), (FloatType::F32, 4), (FloatType::F64, 8)] {
+        let expected: Vec<u64> = others.iter().map(|bytes| bytes + size * values).collect();
+        assert_eq!(bytes_sent(Some(dtype)), expected, "{dtype}");
+    }
 }
 
 /// Builds a trainer on every rank and returns the error of each.
