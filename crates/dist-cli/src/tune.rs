@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use dist_collectives::Communicator;
-use dist_collectives::tuning::{CostCache, CostModel, TopologyKey};
+use dist_collectives::tuning::{CostCache, CostModel, LevelModels, TopologyKey};
 use dist_transport::process::{Config, ProcessTransport};
 use serde::Serialize;
 
@@ -53,11 +53,18 @@ fn measure(arguments: &TuneArguments, config: &Config, cache: &CostCache) -> Res
     now("measuring the costs of messages");
     let medium = transport.medium().name();
     let mut comm = Communicator::new(transport);
-    let costs = comm.measure_costs()?;
+    let measured = match comm.measure_level_costs()? {
+        Some(LevelModels { inside, across }) => {
+            let [of_hosts, of_links] = TopologyKey::of_levels(medium, &comm.hosts());
+            vec![(of_hosts, inside), (of_links, across)]
+        }
+        None => vec![(TopologyKey::new(medium, &comm.hosts()), comm.measure_costs()?)],
+    };
     if comm.rank() != 0 {
         return Ok(Outcome::Success);
     }
-    let written = cache.save(&TopologyKey::new(medium, &comm.hosts()), costs);
+    let written = measured.iter().try_for_each(|(key, costs)| cache.save(key, *costs));
+    let (_, costs) = measured[measured.len() - 1];
     let file = cache.path().filter(|_| written.is_ok());
     let CostModel { round_ps, byte_ps, reduced_byte_ps } = costs;
     let line =

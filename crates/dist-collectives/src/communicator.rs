@@ -126,6 +126,9 @@ impl Communicator {
     /// checking stored costs takes some thousandths. Two variables on rank 0 change this for all ranks:
     /// `DIST_COSTS=off` selects fixed costs, `DIST_COSTS=FILE` another file.
     ///
+    /// If the ranks run on several hosts, and a host has several of them, two-level algorithms are used where they are
+    /// faster. Groups inside a host use algorithms of one level.
+    ///
     /// `DIST_CROSSOVERS=staged=64K,write_to_all=1M,read_from_all=4M,read_ordinary=2M` sets the sizes from which
     /// ranks that share memory use these [algorithms](dist_algos::direct). Entries may be left out. All ranks
     /// must have the same value.
@@ -345,7 +348,7 @@ impl Communicator {
         self.group.hosts.clone()
     }
 
-    /// Enables two-level algorithms: sets the host of each rank and the cost of messages inside a host.
+    /// Enables two-level algorithms, as [`tune`](Self::tune) does by itself: sets the host of each rank and the cost of messages inside a host.
     /// [`cost_model`](Self::cost_model) then holds for messages between hosts. If all ranks share one host, the
     /// cost model becomes `inside`. Later operations communicate inside hosts first and then between hosts if that
     /// is faster. Every rank must set the same. Forks and subgroups that are made later inherit the topology.

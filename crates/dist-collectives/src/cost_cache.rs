@@ -12,7 +12,8 @@ use dist_algos::CostModel;
 /// A file of measured costs, with one line for each kind of world.
 ///
 /// A line names the transport, the number of ranks, the number of hosts, and the costs of a round, a byte and a
-/// reduced byte in picoseconds: `tcp 4 1 31000000 190 55`. Empty lines and lines that begin with `#` are ignored.
+/// reduced byte in picoseconds: `tcp 4 1 31000000 190 55`. A world of several hosts with several ranks each has two lines,
+/// for the transports `tcp-inside` and `tcp-across`. Empty lines and lines that begin with `#` are ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CostCache {
     /// `None` if nothing is stored.
@@ -130,6 +131,12 @@ impl TopologyKey {
         let transport = transport.replace(|c: char| c.is_whitespace() || c == '#', "_");
         let transport = if transport.is_empty() { "_".to_owned() } else { transport };
         Self { transport, ranks: hosts.len(), hosts: distinct.len() }
+    }
+
+    /// Returns the keys of messages inside hosts and of messages between hosts, in a world in which
+    /// [both are measured](crate::Communicator::tune).
+    pub fn of_levels(transport: &str, hosts: &[u64]) -> [Self; 2] {
+        ["inside", "across"].map(|level| Self::new(&format!("{transport}-{level}"), hosts))
     }
 
     /// Returns the number of ranks.

@@ -8,6 +8,7 @@ use dist_algos::{Algorithm, CostModel};
 use crate::communicator::GroupInfo;
 use crate::cost_cache::{CostCache, TopologyKey};
 use crate::engine::{Engine, bytes_at_once, copy};
+use crate::level_costs::two_levels;
 use crate::{Communicator, Operation, Ownership, ReduceOp, Result, combine};
 
 /// # Costs of messages
@@ -144,6 +145,31 @@ impl Communicator {
     /// time, other work slowed down the earlier measurement, and everything is measured again. If they take longer,
     /// the stored costs stay.
     ///
+    /// If the ranks run on several hosts, and a host has several of them, the costs inside hosts and between hosts are
+    /// measured and stored apart, and two-level algorithms are [enabled](Self::set_topology). Operations then communicate
+    /// inside hosts first and then between hosts if that is faster, so that fewer messages and bytes use the slow links.
+    /// Without a measurement, a message inside a host is taken to last a quarter of one between hosts. The result is
+    /// the model between hosts.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use dist_collectives::Communicator;
+    /// use dist_collectives::tuning::{CostCache, Operation};
+    /// use dist_transport::sim;
+    ///
+    /// let memory = sim::Link::new(Duration::from_micros(1), 5_000_000_000);
+    /// let cable = sim::Link::new(Duration::from_micros(50), 100_000_000);
+    /// let hosts = [0, 0, 0, 0, 1, 1, 1, 1];
+    /// let network = sim::Network::new(8).with_hosts(&hosts).with_memory_link(memory).with_host_link(cable);
+    /// let outcome = network.run(|transport| {
+    ///     let mut world = Communicator::new(transport);
+    ///     world.tune(Some(&CostCache::disabled()), "sim").unwrap();
+    ///     world.algorithm(Operation::AllReduce, 1 << 20).unwrap().unwrap().name()
+    /// });
+    /// assert!(outcome.results[0].starts_with("two_level/"));
+    /// ```
+    ///
     /// A file that cannot be read or written is logged and has no other effect. To measure in any case, call
     /// [`measure_costs`](Self::measure_costs). To see the error of a failed write, call [`CostCache::save`] on rank
     /// 0.
@@ -151,11 +177,14 @@ impl Communicator {
     /// # Errors
     /// Those of a collective.
     pub fn tune(&mut self, cache: Option<&CostCache>, transport: &str) -> Result<CostModel> {
-        self.internally(|comm| comm.find_costs(cache, transport))
+        match two_levels(&self.hosts()) {
+            Some(hosts) => self.internally(|comm| comm.find_level_costs(hosts, cache, transport)),
+            None => self.internally(|comm| comm.find_costs(cache, transport)),
+        }
     }
 
     /// Makes calls that the user did not make. They are not counted in the numbers that users see.
-    fn internally<R>(&mut self, work: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
+    pub(crate) fn internally<R>(&mut self, work: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
         let before = self.engine()?.history_mut().begin_internal();
         let done = work(self);
         self.engine()?.history_mut().end_internal(before);
@@ -188,7 +217,7 @@ impl Communicator {
 
     /// Returns `true` if a large message with a reduction takes less than three quarters of the time that these costs
     /// predict.
-    fn are_too_high(&mut self, costs: &CostModel) -> Result<bool> {
+    pub(crate) fn are_too_high(&mut self, costs: &CostModel) -> Result<bool> {
         let mut times = [0; CHECKS + 1];
         for time in &mut times[..CHECKS] {
             *time = picoseconds(self.time_per_round(LARGE, CHECK_ROUNDS)?);
@@ -256,9 +285,9 @@ fn picoseconds(time: Duration) -> u64 {
 }
 
 /// The answer of rank 0 about its costs: they are set, they were found in its file, or there are none.
-const SET: u64 = 0;
-const FOUND: u64 = 1;
-const UNKNOWN: u64 = 2;
+pub(crate) const SET: u64 = 0;
+pub(crate) const FOUND: u64 = 1;
+pub(crate) const UNKNOWN: u64 = 2;
 /// The minimum and maximum number of measurements, and the time limit for more than the minimum.
 const TRIES_MIN: u64 = 2;
 const TRIES: u64 = 15;

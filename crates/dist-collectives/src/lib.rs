@@ -17,6 +17,7 @@ mod engine;
 pub mod error;
 mod history;
 pub mod kernel;
+mod level_costs;
 mod logical;
 mod messages;
 mod operation_queue;

@@ -81,12 +81,13 @@ impl Settings {
         bytes: usize,
         levels: Option<&Arc<HostLevels>>,
     ) -> ChosenAlgorithm {
-        let (model, least) = (&self.model, self.order.least());
-        let flat = table.suggest(collective, placement, bytes, least, model);
+        let least = self.order.least();
+        let of_flat = levels.map_or(self.model, |levels| levels.of_flat_algorithms(self.model));
+        let flat = table.suggest(collective, placement, bytes, least, &of_flat);
         let flat = flat.expect("every operation has a canonical algorithm for every world");
         let two_level = levels.and_then(|levels| {
-            let (two, time) = levels.suggest(table, collective, bytes, least, model)?;
-            let faster = time < flat.picoseconds(placement, bytes, model);
+            let (two, time) = levels.suggest(table, collective, bytes, least, &self.model)?;
+            let faster = time < flat.picoseconds(placement, bytes, &of_flat);
             faster.then(|| ChosenAlgorithm::TwoLevel(two, Arc::clone(levels)))
         });
         two_level.unwrap_or(ChosenAlgorithm::Flat(flat))

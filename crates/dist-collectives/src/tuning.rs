@@ -9,6 +9,7 @@ pub use crate::call::Operation;
 pub use crate::communicator::Scoped;
 pub use crate::cost_cache::{CostCache, TopologyKey};
 pub use crate::engine::BLOCK_BYTES_OF_RANK;
+pub use crate::level_costs::LevelModels;
 pub use crate::variables::crossovers_from_env;
 /// The choice of algorithms on shared memory, and the kinds of memory that they work on.
 #[doc(no_inline)]

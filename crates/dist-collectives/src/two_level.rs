@@ -36,6 +36,13 @@ impl HostLevels {
         }
     }
 
+    /// Returns the costs of messages for an algorithm that treats all ranks alike. The ranks of a host then send to other
+    /// hosts at the same time, and share the host's link.
+    pub(crate) fn of_flat_algorithms(&self, across: CostModel) -> CostModel {
+        let sharing = self.hosts.largest().max(1) as u64;
+        CostModel { byte_ps: across.byte_ps.saturating_mul(sharing), ..across }
+    }
+
     /// Returns the cheapest two-level algorithm of a table that reduces in this order or a stricter one, and its
     /// predicted time.
     pub(crate) fn suggest(

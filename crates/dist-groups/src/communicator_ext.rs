@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use dist_collectives::Communicator;
-use dist_collectives::tuning::{CostCache, Hosts};
+use dist_collectives::tuning::Hosts;
 
-use crate::{Group, Result, hierarchical};
+use crate::{Group, Result};
 
 /// An extension of [`Communicator`] with methods that create groups. Every rank of the communicator must make
 /// the same call. A [`Group`] has them too, because it dereferences to its communicator.
@@ -60,38 +60,6 @@ pub trait CommunicatorExt {
     /// # Errors
     /// If the transport cannot be forked.
     fn host_leaders(&mut self) -> Result<Option<Group>>;
-
-    /// Enables two-level algorithms for the communicator, and for the forks, groups and meshes that are created
-    /// from it later. If it is faster, operations communicate inside hosts first and then between hosts, so that
-    /// fewer messages and bytes use the slow links. Returns `false` and changes nothing if all ranks share a host,
-    /// or no two ranks do.
-    ///
-    /// The costs of messages are [measured](Communicator::tune) inside hosts and between their leaders, or read from
-    /// the cache of an earlier run. `transport` names what moves the bytes, for example `tcp`.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    ///
-    /// use dist_collectives::Communicator;
-    /// use dist_collectives::tuning::{CostCache, Operation};
-    /// use dist_groups::CommunicatorExt;
-    /// use dist_transport::sim;
-    ///
-    /// let memory = sim::Link::new(Duration::from_micros(1), 5_000_000_000);
-    /// let cable = sim::Link::new(Duration::from_micros(50), 100_000_000);
-    /// let hosts = [0, 0, 0, 0, 1, 1, 1, 1];
-    /// let network = sim::Network::new(8).with_hosts(&hosts).with_memory_link(memory).with_host_link(cable);
-    /// let outcome = network.run(|transport| {
-    ///     let mut world = Communicator::new(transport);
-    ///     world.enable_hierarchical(&CostCache::disabled(), "sim").unwrap();
-    ///     world.algorithm(Operation::AllReduce, 1 << 20).unwrap().unwrap().name()
-    /// });
-    /// assert!(outcome.results[0].starts_with("two_level/"));
-    /// ```
-    ///
-    /// # Errors
-    /// Those of a collective.
-    fn enable_hierarchical(&mut self, cache: &CostCache, transport: &str) -> Result<bool>;
 }
 
 impl CommunicatorExt for Communicator {
@@ -131,9 +99,5 @@ impl CommunicatorExt for Communicator {
     fn host_leaders(&mut self) -> Result<Option<Group>> {
         let leaders: Vec<usize> = Hosts::new(&self.hosts()).leaders().collect();
         Group::new(self, &leaders)
-    }
-
-    fn enable_hierarchical(&mut self, cache: &CostCache, transport: &str) -> Result<bool> {
-        hierarchical::enable(self, cache, transport)
     }
 }

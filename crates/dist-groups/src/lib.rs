@@ -3,7 +3,6 @@
 mod communicator_ext;
 mod error;
 mod group;
-mod hierarchical;
 mod mesh;
 mod shape;
 

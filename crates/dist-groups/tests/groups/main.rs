@@ -1,4 +1,4 @@
-//! Groups and meshes: over the in-process network, and in processes that are connected by TCP.
+//! Groups and meshes: over the in-process network, in processes that are connected by TCP, and on several hosts.
 
 mod concurrent;
 mod hierarchical;
@@ -6,5 +6,6 @@ mod hosts;
 mod lists;
 mod many;
 mod mesh;
+mod network;
 mod translation;
 mod worlds;
