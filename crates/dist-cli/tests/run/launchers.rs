@@ -1,23 +1,20 @@
-//! One program under every launcher: with the variables that each sets, and with the commands and manifests
+//! One program under every launcher: with the variables that each sets, and with the commands
 //! on the guide's page "On a cluster" that can run here.
 
-use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use dist_collectives::Communicator;
 use rstest::rstest;
-use serde::Deserialize;
 
 use super::hosts::{FAKE_SSH, write_program};
 use super::{END, lines};
 
-const PAGE: &str = include_str!("../../../../docs/book/src/on-a-cluster.md");
+pub(super) const PAGE: &str = include_str!("../../../../docs/book/src/on-a-cluster.md");
 
 /// Returns an address of this machine that no other job uses, so that all jobs can use the same port.
-fn own_address() -> String {
+pub(super) fn own_address() -> String {
     static NEXT: AtomicU16 = AtomicU16::new(1);
     let [high, low] = std::process::id().to_be_bytes()[2..] else { unreachable!() };
     let count = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -27,7 +24,7 @@ fn own_address() -> String {
 /// If a test has started this process as a rank, joins the job, makes a call and prints the rank. Otherwise
 /// returns `None`.
 #[allow(clippy::print_stdout, reason = "the test that started it reads what it prints")]
-fn be_a_rank() -> Option<()> {
+pub(super) fn be_a_rank() -> Option<()> {
     std::env::var(END).ok()?;
     let mut comm = Communicator::from_env().unwrap();
     let mut ranks = vec![0_u64; comm.world_size()];
@@ -38,11 +35,11 @@ fn be_a_rank() -> Option<()> {
 }
 
 /// Returns the lines that ranks have printed between the output of the test harness.
-fn places(bytes: &[u8]) -> Vec<String> {
+pub(super) fn places(bytes: &[u8]) -> Vec<String> {
     lines(bytes).into_iter().filter(|line| line.starts_with("rank ")).collect()
 }
 
-fn all_places(world_size: usize) -> Vec<String> {
+pub(super) fn all_places(world_size: usize) -> Vec<String> {
     (0..world_size).map(|rank| format!("rank {rank} of {world_size}")).collect()
 }
 
@@ -61,7 +58,7 @@ fn rank(variables: &[(String, String)]) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-fn ended(ranks: Vec<Child>) -> Vec<Output> {
+pub(super) fn ended(ranks: Vec<Child>) -> Vec<Output> {
     ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect()
 }
 
@@ -135,7 +132,7 @@ fn a_missing_address_is_named(#[case] of_rank: &str, #[case] of_size: &str) {
 }
 
 /// Returns the commands of a section of the page.
-fn commands(heading: &str) -> Vec<&'static str> {
+pub(super) fn commands(heading: &str) -> Vec<&'static str> {
     let section = PAGE.split("\n## ").find(|section| section.starts_with(&format!("{heading}\n"))).unwrap();
     let block = section.split("```console\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
     block.lines().map(|line| line.strip_prefix("$ ").unwrap()).collect()
@@ -143,10 +140,10 @@ fn commands(heading: &str) -> Vec<&'static str> {
 
 /// A folder with the files that the page's commands use: `./train`, `distctl` and `ssh` on the path, and a
 /// secret at home.
-struct Desk(tempfile::TempDir);
+pub(super) struct Desk(pub(super) tempfile::TempDir);
 
 impl Desk {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let program = std::env::current_exe().unwrap();
         let train = format!("#!/bin/sh\nexec '{}' --exact {} --nocapture\n", program.display(), this_test());
@@ -160,7 +157,7 @@ impl Desk {
     }
 
     /// Returns a shell that runs this command in this folder.
-    fn shell(&self, command: &str) -> Command {
+    pub(super) fn shell(&self, command: &str) -> Command {
         let folder = self.0.path();
         let distctl = Path::new(env!("CARGO_BIN_EXE_distctl")).parent().unwrap().display().to_string();
         let path = std::env::var("PATH").unwrap();
@@ -173,7 +170,7 @@ impl Desk {
     }
 
     /// Runs these commands at once and checks that their ranks formed one job.
-    fn check(&self, commands: &[String], world_size: usize) {
+    pub(super) fn check(&self, commands: &[String], world_size: usize) {
         let outputs = ended(commands.iter().map(|command| self.shell(command).spawn().unwrap()).collect());
         let mut found: Vec<String> = outputs.iter().flat_map(|output| places(&output.stdout)).collect();
         found.sort();
@@ -182,7 +179,7 @@ impl Desk {
 }
 
 /// Returns `true` if the program is installed. Otherwise prints that the test is skipped.
-fn is_installed(program: &str, packages: &str) -> bool {
+pub(super) fn is_installed(program: &str, packages: &str) -> bool {
     let found = Command::new(program).arg("--version").output().is_ok();
     if !found {
         eprintln!("skipped: there is no {program} (apt-get install {packages})");
@@ -244,185 +241,4 @@ fn the_variables_by_hand_make_a_job_of_two_ranks() {
     let [exports, ranks @ ..] = &commands("Variables by hand")[..] else { panic!("no commands") };
     let commands = ranks.iter().map(|rank| format!("{exports}; {rank}").replace("node0", &address));
     Desk::new().check(&commands.collect::<Vec<_>>(), 2);
-}
-
-/// The fields of an Indexed Job that the page uses. Other fields are rejected, because Kubernetes might not
-/// support them.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Job {
-    api_version: String,
-    kind: String,
-    metadata: Name,
-    spec: JobSpec,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct JobSpec {
-    completion_mode: String,
-    completions: usize,
-    parallelism: usize,
-    backoff_limit: usize,
-    template: Template,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Template {
-    spec: Pod,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Pod {
-    subdomain: String,
-    restart_policy: String,
-    #[serde(rename = "securityContext")]
-    _security: BTreeMap<String, u64>,
-    containers: Vec<Container>,
-    volumes: Vec<Volume>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Container {
-    #[serde(rename = "name")]
-    _name: String,
-    #[serde(rename = "image")]
-    _image: String,
-    command: Vec<String>,
-    args: Vec<String>,
-    env: Vec<Variable>,
-    volume_mounts: Vec<Mount>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Variable {
-    name: String,
-    value: Option<String>,
-    value_from: Option<Source>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Source {
-    field_ref: Field,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Field {
-    field_path: String,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Mount {
-    name: String,
-    mount_path: String,
-    #[serde(rename = "readOnly")]
-    _read_only: bool,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Volume {
-    name: String,
-    secret: BTreeMap<String, String>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Name {
-    name: String,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Service {
-    api_version: String,
-    kind: String,
-    metadata: Name,
-    spec: ServiceSpec,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct ServiceSpec {
-    #[serde(rename = "clusterIP")]
-    cluster_ip: String,
-    publish_not_ready_addresses: bool,
-    selector: BTreeMap<String, String>,
-}
-
-fn manifests() -> (Service, Job) {
-    let block = PAGE.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
-    let (service, job) = block.split_once("---\n").unwrap();
-    (serde_yaml_ng::from_str(service).unwrap(), serde_yaml_ng::from_str(job).unwrap())
-}
-
-#[test]
-fn the_service_selects_the_pods_of_the_job_for_kubernetes() {
-    let (service, job) = manifests();
-    assert_eq!((service.api_version.as_str(), service.kind.as_str()), ("v1", "Service"));
-    assert_eq!((job.api_version.as_str(), job.kind.as_str()), ("batch/v1", "Job"));
-    assert_eq!((job.spec.completion_mode.as_str(), job.spec.backoff_limit), ("Indexed", 0));
-    assert_eq!(job.spec.completions, job.spec.parallelism);
-    // The name of the first pod must resolve before the pod is ready.
-    assert_eq!(service.spec.cluster_ip, "None");
-    assert!(service.spec.publish_not_ready_addresses);
-    assert_eq!(service.spec.selector["job-name"], job.metadata.name);
-    let pod = &job.spec.template.spec;
-    assert_eq!((&pod.subdomain, pod.restart_policy.as_str()), (&service.metadata.name, "Never"));
-    assert_eq!(pod.containers[0].volume_mounts[0].name, pod.volumes[0].name);
-    assert!(PAGE.contains(&format!("create secret generic {} ", pod.volumes[0].secret["secretName"])));
-    let address = pod.containers[0].env.iter().find(|variable| variable.name == "MASTER_ADDR").unwrap();
-    let first = format!("{}-0.{}", job.metadata.name, service.metadata.name);
-    assert_eq!(address.value.as_deref(), Some(first.as_str()));
-}
-
-/// Runs each container's command as the pods would, with its variables and the mounted secret.
-#[test]
-fn the_pods_of_the_job_for_kubernetes_find_each_other() {
-    if be_a_rank().is_some() {
-        return;
-    }
-    let (_, job) = manifests();
-    let [container] = &job.spec.template.spec.containers[..] else { panic!("one container") };
-    let desk = Desk::new();
-    let address = own_address();
-    let pods = (0..job.spec.completions).map(|index| {
-        let own = desk.0.path().join(format!("pod-{index}"));
-        let mounted = own.join("secret");
-        fs::create_dir_all(&mounted).unwrap();
-        fs::copy(desk.0.path().join(".dist-secret"), mounted.join("secret")).unwrap();
-        let here = |text: &str| {
-            let text = text.replace(
-                &format!("{}/", container.volume_mounts[0].mount_path),
-                &format!("{}/", mounted.display()),
-            );
-            text.replace("/tmp/secret", &own.join("own-secret").display().to_string())
-        };
-        assert_eq!(container.command, ["/bin/sh", "-c"]);
-        let mut command = desk.shell(&here(&container.args[0]));
-        for Variable { name, value, value_from } in &container.env {
-            let value = value.clone().or_else(|| {
-                Some(match value_from.as_ref()?.field_ref.field_path.as_str() {
-                    "metadata.annotations['batch.kubernetes.io/job-completion-index']" => index.to_string(),
-                    "metadata.name" => format!("train-{index}-x7k2p"),
-                    other => panic!("{other} is not a field of a pod"),
-                })
-            });
-            let value = value.unwrap();
-            let value = if name == "MASTER_ADDR" { address.clone() } else { here(&value) };
-            command.env(name, value);
-        }
-        command.spawn().unwrap()
-    });
-    let outputs = ended(pods.collect());
-    let mut found: Vec<String> = outputs.iter().flat_map(|output| places(&output.stdout)).collect();
-    found.sort();
-    assert_eq!(found, all_places(job.spec.completions), "{outputs:?}");
 }

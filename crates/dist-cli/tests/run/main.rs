@@ -3,11 +3,14 @@
 
 mod failure;
 mod hosts;
+mod kubernetes;
 mod launchers;
 mod machines;
 mod output;
 mod signals;
+mod slurm;
 mod threads;
+mod torchrun;
 mod worlds;
 
 use std::io::{BufRead, BufReader};
