@@ -5,6 +5,7 @@ mod abort;
 mod aggregate;
 mod agreement;
 mod block;
+mod block_range;
 mod broadcast;
 mod buffer_pool;
 mod buffers;

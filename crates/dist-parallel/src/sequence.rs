@@ -5,6 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::block_range::{BlockRange, SplitBackward, weight_gradients};
 use crate::cast::CastBlock;
 use crate::pipeline::Activations;
 use crate::{
@@ -104,69 +105,21 @@ impl<A> Sequence<A> {
         &self.starts
     }
 
-    /// Runs the forward of some blocks. Returns the output and the activations that each block saves, in order.
-    pub(crate) fn forward_through(
-        &mut self,
-        blocks: Range<usize>,
-        input: A,
-    ) -> Result<(A, Vec<Saved>), BoxError> {
-        let mut saved = Vec::with_capacity(blocks.len());
-        let output = self.forward_with(blocks, input, |kept| saved.push(kept))?;
-        Ok((output, saved))
+    /// Returns a block, with the range of its parameters.
+    pub(crate) fn block(&mut self, index: usize) -> (&mut dyn Block<A>, Range<usize>) {
+        (&mut *self.blocks[index], self.starts[index]..self.starts[index + 1])
     }
 
-    /// Runs the forward of some blocks. `keep` receives the activations that each block saves, before the next block
-    /// begins.
-    pub(crate) fn forward_with(
-        &mut self,
-        blocks: Range<usize>,
-        input: A,
-        mut keep: impl FnMut(Saved),
-    ) -> Result<A, BoxError> {
-        let mut activation = input;
-        for block in &mut self.blocks[blocks] {
-            let (output, kept) = block.forward(activation)?;
-            keep(kept);
-            activation = output;
-        }
-        Ok(activation)
+    /// Returns the values that a forward has saved, one per block.
+    fn saved_by_all(&self, saved: Saved) -> Result<Vec<Saved>> {
+        let saved: Vec<Saved> = saved.take()?;
+        if saved.len() == self.blocks.len() { Ok(saved) } else { Err(Error::ForeignSaved) }
     }
 
-    /// Runs the backward of some blocks.
-    pub(crate) fn backward_through(
-        &mut self,
-        blocks: Range<usize>,
-        saved: Vec<Saved>,
-        output_gradient: A,
-        ready: &mut Ready<'_>,
-    ) -> Result<Option<A>, BoxError> {
-        let mut gradient = Some(output_gradient);
-        for ((block, index), kept) in self.blocks[blocks.clone()].iter_mut().zip(blocks).zip(saved).rev() {
-            // If a block's input has no gradient, earlier blocks have none either.
-            let Some(output_gradient) = gradient else { break };
-            gradient = block.backward(kept, output_gradient, &mut of_block(&self.starts, index, ready))?;
-        }
-        Ok(gradient)
-    }
-
-    /// Computes the gradients of the inputs of some blocks. Returns the data for the weight gradients too.
-    pub(crate) fn input_gradient_through(
-        &mut self,
-        blocks: Range<usize>,
-        saved: Vec<Saved>,
-        output_gradient: A,
-        ready: &mut Ready<'_>,
-    ) -> Result<(Option<A>, Saved), BoxError> {
-        let mut halves = SplitBackward::with_capacity(saved.len());
-        let mut gradient = Some(output_gradient);
-        for ((block, index), kept) in self.blocks[blocks.clone()].iter_mut().zip(blocks).zip(saved).rev() {
-            let Some(output_gradient) = gradient else { break };
-            let mut ready = of_block(&self.starts, index, ready);
-            let (of_input, left) = block.input_gradient(kept, output_gradient, &mut ready)?;
-            halves.push((index, left));
-            gradient = of_input;
-        }
-        Ok((gradient, Saved::new(halves)))
+    /// Returns all blocks.
+    fn all(&mut self) -> BlockRange<'_, Self, A> {
+        let range = 0..self.blocks.len();
+        BlockRange { model: self, block: Self::block, range }
     }
 
     /// Returns the blocks, without the ties between them.
@@ -229,7 +182,8 @@ impl<A> Params for Sequence<A> {
 
 impl<A> Block<A> for Sequence<A> {
     fn forward(&mut self, input: A) -> Result<(A, Saved), BoxError> {
-        let (output, saved) = self.forward_through(0..self.blocks.len(), input)?;
+        let mut saved = Vec::with_capacity(self.blocks.len());
+        let output = self.all().forward(input, |kept| saved.push(kept))?;
         Ok((output, Saved::new(saved)))
     }
 
@@ -239,11 +193,8 @@ impl<A> Block<A> for Sequence<A> {
         output_gradient: A,
         ready: &mut Ready<'_>,
     ) -> Result<Option<A>, BoxError> {
-        let saved: Vec<Saved> = saved.take()?;
-        if saved.len() != self.blocks.len() {
-            return Err(Error::ForeignSaved.into());
-        }
-        self.backward_through(0..self.blocks.len(), saved, output_gradient, ready)
+        let saved = self.saved_by_all(saved)?;
+        self.all().backward(saved, output_gradient, ready)
     }
 
     fn input_gradient(
@@ -252,40 +203,19 @@ impl<A> Block<A> for Sequence<A> {
         output_gradient: A,
         ready: &mut Ready<'_>,
     ) -> Result<(Option<A>, Saved), BoxError> {
-        let saved: Vec<Saved> = saved.take()?;
-        if saved.len() != self.blocks.len() {
-            return Err(Error::ForeignSaved.into());
-        }
-        self.input_gradient_through(0..self.blocks.len(), saved, output_gradient, ready)
+        let saved = self.saved_by_all(saved)?;
+        let (gradient, halves) = self.all().input_gradient(saved, output_gradient, ready)?;
+        Ok((gradient, Saved::new(halves)))
     }
 
     fn weight_gradient(&mut self, saved: Saved, ready: &mut Ready<'_>) -> Result<(), BoxError> {
-        for (index, left) in saved.take::<SplitBackward>()? {
-            let block = self.blocks.get_mut(index).ok_or(Error::ForeignSaved)?;
-            block.weight_gradient(left, &mut of_block(&self.starts, index, ready))?;
+        let halves: SplitBackward = saved.take()?;
+        if halves.iter().any(|(index, _)| *index >= self.blocks.len()) {
+            return Err(Error::ForeignSaved.into());
         }
-        Ok(())
+        weight_gradients(self, Self::block, halves, ready)
     }
 }
-
-/// Returns a callback for the gradients of one block, which checks that the block has the parameter.
-fn of_block(
-    starts: &[usize],
-    block: usize,
-    ready: &mut Ready<'_>,
-) -> impl FnMut(usize, Values<'_>) -> Result<(), BoxError> {
-    let (start, count) = (starts[block], starts[block + 1] - starts[block]);
-    move |index, values| {
-        if index >= count {
-            return Err(Error::NoSuchParameter { index, count }.into());
-        }
-        ready(start + index, values)
-    }
-}
-
-/// For each block that has computed its input gradient, last to first: its number, and the data for its weight
-/// gradients.
-type SplitBackward = Vec<(usize, Saved)>;
 
 impl<A> fmt::Debug for Sequence<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

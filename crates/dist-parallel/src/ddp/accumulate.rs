@@ -1,8 +1,10 @@
 //! Gradient accumulation: micro-batches that are computed before their step.
 
-use super::{Ddp, StepReport, round};
+use super::{Ddp, StepReport};
+use crate::block_range::whole;
+use crate::engine::Work;
 use crate::step_consensus::STEP;
-use crate::trainer::{Batches, Computation, forward_backward, with_batches, with_computation};
+use crate::trainer::{with_batches, with_computation};
 use crate::{Block, BoxError, Loss, Params, Ready, Result};
 
 impl<M: Params> Ddp<M> {
@@ -22,16 +24,7 @@ impl<M: Params> Ddp<M> {
         micro_batches: usize,
         compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
     ) -> Result<()> {
-        with_computation(compute, |computation| self.accumulate_computation(micro_batches, computation))
-    }
-
-    /// [Accumulates](Self::accumulate_with) micro-batches.
-    pub(crate) fn accumulate_computation(
-        &mut self,
-        micro_batches: usize,
-        Computation { weighted, compute }: Computation<'_, M>,
-    ) -> Result<()> {
-        self.engine.accumulate(micro_batches, weighted, &mut round(compute))
+        with_computation(compute, |computation| self.accumulate_work(micro_batches, computation.into()))
     }
 
     /// Accumulates like [`accumulate_with`](Self::accumulate_with), for a model that is a [`Block`].
@@ -50,10 +43,7 @@ impl<M: Params> Ddp<M> {
         M: Block<A>,
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        with_batches(batch, |Batches { weighted, next }| {
-            let compute = &mut forward_backward(next);
-            self.accumulate_computation(micro_batches, Computation { weighted, compute })
-        })
+        with_batches(batch, |batches| self.accumulate_work(micro_batches, Work::of_batches(whole, batches)))
     }
 
     /// Computes the mean gradients of the accumulated micro-batches.

@@ -1,10 +1,10 @@
 //! Evaluation: forward passes without a backward.
 
 use super::{Ddp, StepReport};
-use crate::engine::StepEngine;
-use crate::loss::WeightedLoss;
+use crate::block_range::whole;
+use crate::engine::Work;
 use crate::trainer::{Evaluation, with_evaluation};
-use crate::{Block, BoxError, Error, Loss, Params, Result};
+use crate::{Block, BoxError, Loss, Params, Result};
 
 impl<M: Params> Ddp<M> {
     /// Evaluates `micro_batches` micro-batches and returns their mean loss, on all ranks. Every rank calls this with
@@ -44,18 +44,6 @@ impl<M: Params> Ddp<M> {
         M: Block<A>,
     {
         self.engine.announce("evaluate");
-        self.engine.evaluate(micro_batches, evaluation.weighted, &mut forward(evaluation))
-    }
-}
-
-/// Returns the round that runs the model forward on a micro-batch and computes its loss.
-pub(crate) fn forward<'a, A, M: Block<A>>(
-    Evaluation { input, loss, .. }: Evaluation<'a, A>,
-) -> impl FnMut(&mut StepEngine<M>, Option<usize>) -> Result<WeightedLoss> + 'a {
-    move |engine, index| {
-        let index = index.expect("without shards, every round of a rank has a micro-batch");
-        let given = input(index).map_err(Error::compute)?;
-        let (output, _) = engine.stage.model.forward(given).map_err(Error::compute)?;
-        loss(index, output).map_err(Error::compute)
+        self.engine.evaluate(micro_batches, Work::of_evaluation(whole, evaluation))
     }
 }

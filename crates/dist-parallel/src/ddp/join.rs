@@ -1,8 +1,10 @@
 //! Steps of ranks with different numbers of micro-batches.
 
-use super::{Ddp, StepReport, round};
+use super::{Ddp, StepReport};
+use crate::block_range::whole;
+use crate::engine::Work;
 use crate::step_consensus::STEP;
-use crate::trainer::{Batches, Computation, forward_backward, with_batches, with_computation};
+use crate::trainer::{with_batches, with_computation};
 use crate::{Block, BoxError, Loss, Params, Ready, Result};
 
 impl<M: Params> Ddp<M> {
@@ -68,17 +70,17 @@ impl<M: Params> Ddp<M> {
         own: usize,
         compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
     ) -> Result<Option<StepReport>> {
-        with_computation(compute, |computation| self.join_computation(own, computation))
+        with_computation(compute, |computation| self.join_work(own, computation.into()))
     }
 
     /// [Joins](Self::join_with) with this rank's own micro-batches.
-    pub(crate) fn join_computation(
+    pub(crate) fn join_work<A>(
         &mut self,
         own: usize,
-        Computation { weighted, compute }: Computation<'_, M>,
+        work: Work<'_, '_, M, A>,
     ) -> Result<Option<StepReport>> {
         self.engine.world.announce(STEP, "join");
-        self.engine.join(own, weighted, &mut round(compute))
+        self.engine.join(own, work)
     }
 
     /// Joins like [`join_with`](Self::join_with), for a model that is a [`Block`], with a `batch` like that of
@@ -99,8 +101,6 @@ impl<M: Params> Ddp<M> {
         M: Block<A>,
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        with_batches(batch, |Batches { weighted, next }| {
-            self.join_computation(own, Computation { weighted, compute: &mut forward_backward(next) })
-        })
+        with_batches(batch, |batches| self.join_work(own, Work::of_batches(whole, batches)))
     }
 }

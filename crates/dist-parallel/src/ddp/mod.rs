@@ -4,18 +4,17 @@ mod accumulate;
 mod evaluate;
 mod join;
 
-pub(crate) use evaluate::forward;
 use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
 use dist_collectives::Communicator;
 
-use crate::engine::{Agreement, Stage, StepEngine, delegate_shards};
+use crate::block_range::whole;
+use crate::engine::{Agreement, StepEngine, Work, delegate_shards};
 use crate::fsdp::Precision;
-use crate::loss::WeightedLoss;
-use crate::step_consensus::{STEP, TrainingCall};
-use crate::trainer::{Batches, Computation, ComputeFn, forward_backward, with_batches, with_computation};
+use crate::step_consensus::STEP;
+use crate::trainer::{with_batches, with_computation};
 use crate::unreported::without_gradient;
 use crate::{
     Block, BoxError, BucketBytes, BucketHook, Error, Loss, Optimizer, Params, Pass, Ready, Result, Values,
@@ -188,19 +187,26 @@ impl<M: Params> Ddp<M> {
         micro_batches: usize,
         compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
     ) -> Result<StepReport> {
-        with_computation(compute, |computation| self.step_computation(micro_batches, computation))
+        with_computation(compute, |computation| self.step_work(micro_batches, computation.into()))
     }
 
     /// Takes a [step](Self::step_with).
-    pub(crate) fn step_computation(
+    pub(crate) fn step_work<A>(
         &mut self,
         micro_batches: usize,
-        computation: Computation<'_, M>,
+        work: Work<'_, '_, M, A>,
     ) -> Result<StepReport> {
         self.engine.world.announce(STEP, "step");
-        self.engine.begin_to_compute();
-        let descriptor = self.engine.descriptor(TrainingCall::Step, micro_batches, computation.weighted);
-        self.engine.step(descriptor, micro_batches, &mut round(computation.compute))
+        self.engine.step(micro_batches, work)
+    }
+
+    /// Accumulates micro-batches.
+    pub(crate) fn accumulate_work<A>(
+        &mut self,
+        micro_batches: usize,
+        work: Work<'_, '_, M, A>,
+    ) -> Result<()> {
+        self.engine.accumulate(micro_batches, work)
     }
 
     /// Returns the mean gradient of a parameter, until the next computation begins. `None` if no micro-batch had one.
@@ -391,10 +397,7 @@ impl<M: Params> Ddp<M> {
         M: Block<A>,
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        with_batches(batch, |Batches { weighted, next }| {
-            let compute = &mut forward_backward(next);
-            self.step_computation(micro_batches, Computation { weighted, compute })
-        })
+        with_batches(batch, |batches| self.step_work(micro_batches, Work::of_batches(whole, batches)))
     }
 
     /// Runs the model forward on this rank's own input, without the other ranks, to evaluate it. Blocks are in
@@ -410,21 +413,6 @@ impl<M: Params> Ddp<M> {
         self.engine.stage.model.begin_forward(self.engine.passes.outside());
         let (output, _) = self.engine.stage.model.forward(input).map_err(Error::compute)?;
         Ok(output)
-    }
-}
-
-/// Returns the round that computes a micro-batch with `compute`.
-pub(crate) fn round<M: Params>(
-    compute: &mut ComputeFn<'_, M>,
-) -> impl FnMut(&mut StepEngine<M>, Option<usize>) -> Result<WeightedLoss> {
-    move |engine, index| {
-        let index = index.expect("without shards, every round of a rank has a micro-batch");
-        let StepEngine { stage: Stage { model, gradients, .. }, groups, .. } = engine;
-        let number = gradients.ended();
-        let mut ready = |parameter: usize, values: Values<'_>| {
-            Ok(gradients.report(number, parameter, values, &mut groups.reduce())?)
-        };
-        compute(model, index, &mut ready).map_err(Error::compute)
     }
 }
 

@@ -4,30 +4,27 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::actions::{BackwardPart, StepAction, UnitOf};
 use super::stage::Stage;
+use super::work::{AssignedMicroBatch, Work};
+use crate::block_range::{BlockRange, SplitBackward, weight_gradients};
 use crate::fsdp::Groups;
-use crate::gradients::RoundRole;
+use crate::loss::WeightedLoss;
 use crate::pipeline::{Action, Item, PipelinePass};
-use crate::{Block, BoxError, Error, Result, Saved, Sequence, Values};
+use crate::{BoxError, Error, Params, Result, Saved, Values};
 
-/// The micro-batches of a pass.
-pub(crate) struct PassInput<'a, A> {
-    /// Returns the input of a micro-batch. `None` if this rank has none, but takes part in those of other ranks.
-    pub(crate) input: &'a mut dyn FnMut(usize) -> Result<Option<A>>,
-    /// Receives the model's output of a micro-batch. Returns its gradient in a step, `None` in an evaluation.
-    pub(crate) loss: &'a mut dyn FnMut(usize, A) -> Result<Option<A>>,
-    /// `true` if a backward follows each forward.
-    pub(crate) trains: bool,
-    /// The number of micro-batch 0 in the sums of gradients.
-    pub(crate) first: usize,
+/// The computation of a list of actions.
+pub(crate) struct PassInput<'a, 'c, 's, M, A> {
+    pub(crate) work: &'a mut Work<'c, 's, M, A>,
+    /// Returns the micro-batch that has a number in the list.
+    pub(crate) assigned: &'a dyn Fn(usize) -> AssignedMicroBatch,
 }
 
 /// Executes actions on the stages of a rank. Activations of an unfinished pass are dropped with it.
-pub(crate) struct Interpreter<'a, 'p, A> {
-    stages: &'a mut [Stage<Sequence<A>>],
+pub(crate) struct Interpreter<'a, 'c, 's, M, A> {
+    stages: &'a mut [Stage<M>],
     groups: &'a mut Groups,
     /// The number of the model's last stage.
     last: usize,
-    pass: PassInput<'p, A>,
+    pass: PassInput<'a, 'c, 's, M, A>,
     /// The messages between stages and their ties. `None` if there is one stage.
     pipeline: Option<PipelinePass<'a, A>>,
     /// The activation, or its gradient, between two units of a stage.
@@ -39,15 +36,16 @@ pub(crate) struct Interpreter<'a, 'p, A> {
     /// The activations that the units save for their backward, first to last.
     saved: BTreeMap<Item, Vec<Vec<Saved>>>,
     /// The data for weight gradients, from the last unit to the first.
-    halves: BTreeMap<Item, VecDeque<Saved>>,
+    halves: BTreeMap<Item, VecDeque<SplitBackward>>,
+    losses: Vec<(usize, WeightedLoss)>,
 }
 
-impl<'a, 'p, A> Interpreter<'a, 'p, A> {
+impl<'a, 'c, 's, M: Params, A> Interpreter<'a, 'c, 's, M, A> {
     pub(crate) const fn new(
-        stages: &'a mut [Stage<Sequence<A>>],
+        stages: &'a mut [Stage<M>],
         groups: &'a mut Groups,
         last: usize,
-        pass: PassInput<'p, A>,
+        pass: PassInput<'a, 'c, 's, M, A>,
         pipeline: Option<PipelinePass<'a, A>>,
     ) -> Self {
         Self {
@@ -63,12 +61,15 @@ impl<'a, 'p, A> Interpreter<'a, 'p, A> {
             input_gradients: BTreeMap::new(),
             saved: BTreeMap::new(),
             halves: BTreeMap::new(),
+            losses: Vec::new(),
         }
     }
 
-    /// Executes all actions.
-    pub(crate) fn run(mut self, actions: &[StepAction]) -> Result<()> {
-        actions.iter().try_for_each(|&action| self.act(action))
+    /// Executes all actions. Returns the losses that this rank has computed, by the numbers of the micro-batches in the
+    /// list.
+    pub(crate) fn run(mut self, actions: &[StepAction]) -> Result<Vec<(usize, WeightedLoss)>> {
+        actions.iter().try_for_each(|&action| self.act(action))?;
+        Ok(self.losses)
     }
 
     fn act(&mut self, action: StepAction) -> Result<()> {
@@ -83,17 +84,18 @@ impl<'a, 'p, A> Interpreter<'a, 'p, A> {
                 parameters.materialise(&plan.layout, unit, groups, keep, model)
             }
             StepAction::Free(UnitOf { stage, unit }) => find(self.stages, stage).free(unit),
+            StepAction::Compute(unit, micro_batch) => self.compute(unit, micro_batch),
             StepAction::Forward(unit, micro_batch) => self.forward(unit, micro_batch),
             StepAction::Loss(micro_batch) => self.loss(micro_batch),
             StepAction::Backward(unit, micro_batch, part) => self.backward(unit, micro_batch, part),
             StepAction::Close(UnitOf { stage, unit }, micro_batch) => {
-                let number = self.pass.first + micro_batch;
+                let assigned = (self.pass.assigned)(micro_batch);
                 let Stage { gradients, plan, .. } = find(self.stages, stage);
-                gradients.close(number, unit, &mut groups.reduce())?;
-                // Without pipelines, the engine ends the micro-batch.
-                match pipeline.is_some() && unit == plan.layout.root().unwrap_or(0) {
-                    true => gradients.end(number, &mut groups.reduce()),
-                    false => Ok(()),
+                gradients.begin(assigned.number, assigned.role);
+                // The last unit ends the micro-batch, which closes all gradients.
+                match unit == plan.layout.root().unwrap_or(0) {
+                    true => gradients.end(assigned.number, &mut groups.reduce()),
+                    false => gradients.close(assigned.number, unit, &mut groups.reduce()),
                 }
             }
             StepAction::Reduce(stage) => {
@@ -120,27 +122,45 @@ impl<'a, 'p, A> Interpreter<'a, 'p, A> {
         }
     }
 
+    /// Runs the user's own code.
+    fn compute(&mut self, UnitOf { stage, .. }: UnitOf, micro_batch: usize) -> Result<()> {
+        let assigned = (self.pass.assigned)(micro_batch);
+        let Some(index) = assigned.index else { return Ok(()) };
+        let Stage { model, gradients, .. } = find(self.stages, stage);
+        model.begin_forward(assigned.pass);
+        let mut ready = |parameter: usize, values: Values<'_>| -> Result<(), BoxError> {
+            gradients.begin(assigned.number, assigned.role);
+            Ok(gradients.report(assigned.number, parameter, values, &mut self.groups.reduce())?)
+        };
+        let loss = match &mut *self.pass.work {
+            Work::OwnCode { compute, .. } => compute(model, index, &mut ready),
+            Work::OwnStep(step) => step(model),
+            Work::Blocks { .. } => unreachable!("{PROVEN}"),
+        };
+        self.losses.push((micro_batch, loss.map_err(Error::compute)?));
+        Ok(())
+    }
+
     /// Runs the forward of a unit. Without an input, this rank only takes part in gathering its parameters.
     fn forward(&mut self, UnitOf { stage, unit }: UnitOf, micro_batch: usize) -> Result<()> {
         let item = Item::new(stage, micro_batch);
         let start = self.pipeline.as_ref().map(PipelinePass::now);
         if unit == 0 {
             self.current = self.input_of(item)?;
-            if let Some(pipeline) = &mut self.pipeline {
-                pipeline.begin_forward(find(self.stages, stage), micro_batch);
-            }
         }
         let Some(input) = self.current.take() else { return Ok(()) };
-        let own = find(self.stages, stage);
-        let blocks = own.plan.layout.units[unit].blocks.clone();
-        let output = if self.pass.trains {
-            let (output, saved) = own.model.forward_through(blocks, input).map_err(Error::compute)?;
+        let Work::Blocks { block, .. } = *self.pass.work else { unreachable!("{PROVEN}") };
+        let Stage { model, plan, .. } = find(self.stages, stage);
+        let blocks = BlockRange { model, block, range: plan.layout.units[unit].blocks.clone() };
+        let output = if self.pass.work.trains() {
+            let mut saved = Vec::with_capacity(blocks.range.len());
+            let output = blocks.forward(input, |kept| saved.push(kept)).map_err(Error::compute)?;
             self.saved.entry(item).or_default().push(saved);
             output
         } else {
-            own.model.forward_with(blocks, input, drop).map_err(Error::compute)?
+            blocks.forward(input, drop).map_err(Error::compute)?
         };
-        match unit == own.plan.layout.last_with_blocks() {
+        match unit == plan.layout.last_with_blocks() {
             true => _ = self.outputs.insert(item, output),
             false => self.current = Some(output),
         }
@@ -151,9 +171,15 @@ impl<'a, 'p, A> Interpreter<'a, 'p, A> {
         Ok(())
     }
 
-    /// Returns the input of a stage.
+    /// Announces a forward to the blocks of a stage, and returns its input.
     fn input_of(&mut self, item: Item) -> Result<Option<A>> {
-        let Some(before) = item.stage.checked_sub(1) else { return (self.pass.input)(item.micro_batch) };
+        let assigned = (self.pass.assigned)(item.micro_batch);
+        let Some(index) = assigned.index else { return Ok(None) };
+        find(self.stages, item.stage).model.begin_forward(assigned.pass);
+        let Some(before) = item.stage.checked_sub(1) else {
+            let Work::Blocks { source, .. } = &mut *self.pass.work else { unreachable!("{PROVEN}") };
+            return source.input(index).map(Some).map_err(Error::compute);
+        };
         let output = || self.outputs.remove(&Item::new(before, item.micro_batch));
         Ok(Some(self.inputs.remove(&item).or_else(output).expect(PROVEN)))
     }
@@ -163,7 +189,11 @@ impl<'a, 'p, A> Interpreter<'a, 'p, A> {
         let item = Item::new(self.last, micro_batch);
         let Some(output) = self.outputs.remove(&item) else { return Ok(()) };
         let start = self.pipeline.as_ref().map(PipelinePass::now);
-        if let Some(gradient) = (self.pass.loss)(micro_batch, output)? {
+        let Work::Blocks { source, .. } = &mut *self.pass.work else { unreachable!("{PROVEN}") };
+        let index = (self.pass.assigned)(micro_batch).index.expect(PROVEN);
+        let (loss, gradient) = source.loss(index, output).map_err(Error::compute)?;
+        self.losses.push((micro_batch, loss));
+        if let Some(gradient) = gradient {
             self.output_gradients.insert(item, gradient);
         }
         if let (Some(pipeline), Some(start)) = (&mut self.pipeline, start) {
@@ -205,12 +235,10 @@ impl<'a, 'p, A> Interpreter<'a, 'p, A> {
         item: Item,
         part: BackwardPart,
     ) -> Result<()> {
-        let Self { stages, groups, pipeline, saved, halves, current, .. } = self;
+        let Self { stages, groups, pass, pipeline, saved, halves, current, .. } = self;
         let Stage { model, gradients, plan, tie_of, range, .. } = find(stages, stage);
-        let number = self.pass.first + item.micro_batch;
-        if !gradients.is_open(number) {
-            gradients.begin(number, RoundRole::Inner);
-        }
+        let AssignedMicroBatch { number, role, .. } = (pass.assigned)(item.micro_batch);
+        gradients.begin(number, role);
         let mut ready = |parameter: usize, values: Values<'_>| -> Result<(), BoxError> {
             gradients.report(number, parameter, values, &mut groups.reduce())?;
             if let (Some(pipeline), Some(&Some(tie))) = (&mut *pipeline, tie_of.get(parameter)) {
@@ -218,20 +246,19 @@ impl<'a, 'p, A> Interpreter<'a, 'p, A> {
             }
             Ok(())
         };
+        let Work::Blocks { block, .. } = *pass.work else { unreachable!("{PROVEN}") };
         if part == BackwardPart::Weight {
-            let half = halves.get_mut(&item).and_then(VecDeque::pop_front);
-            return half
-                .map_or(Ok(()), |half| model.weight_gradient(half, &mut ready).map_err(Error::compute));
+            let Some(half) = halves.get_mut(&item).and_then(VecDeque::pop_front) else { return Ok(()) };
+            return weight_gradients(model, block, half, &mut ready).map_err(Error::compute);
         }
         let saved = saved.get_mut(&item).and_then(Vec::pop);
         let (Some(gradient), Some(saved)) = (current.take(), saved) else { return Ok(()) };
-        let blocks = plan.layout.units[unit].blocks.clone();
+        let blocks = BlockRange { model, block, range: plan.layout.units[unit].blocks.clone() };
         if part == BackwardPart::Whole {
-            *current = model.backward_through(blocks, saved, gradient, &mut ready).map_err(Error::compute)?;
+            *current = blocks.backward(saved, gradient, &mut ready).map_err(Error::compute)?;
             return Ok(());
         }
-        let halved = model.input_gradient_through(blocks, saved, gradient, &mut ready);
-        let (of_input, half) = halved.map_err(Error::compute)?;
+        let (of_input, half) = blocks.input_gradient(saved, gradient, &mut ready).map_err(Error::compute)?;
         halves.entry(item).or_default().push_back(half);
         *current = of_input;
         Ok(())
@@ -256,7 +283,7 @@ impl<'a, 'p, A> Interpreter<'a, 'p, A> {
     }
 }
 
-fn find<A>(stages: &mut [Stage<Sequence<A>>], number: usize) -> &mut Stage<Sequence<A>> {
+fn find<M>(stages: &mut [Stage<M>], number: usize) -> &mut Stage<M> {
     stages.iter_mut().find(|stage| stage.number == number).expect(PROVEN)
 }
 

@@ -1,15 +1,18 @@
 //! The engine of data-parallel training: the state of one rank, and steps with or without sharded parameters.
 //!
-//! [`Ddp`](crate::Ddp) and [`Fsdp`](crate::Fsdp) are its two interfaces. Without sharding, each rank has a replica of
-//! the model. The engine runs rounds: in each, a rank computes one micro-batch or, if others need it, none. How a
-//! micro-batch is computed is a function that the trainer passes.
+//! [`Ddp`](crate::Ddp), [`Fsdp`](crate::fsdp::Fsdp) and [`LocalSgd`](crate::local_sgd::LocalSgd) are its interfaces.
+//! Without sharding, each rank has a replica of the model. The engine runs rounds: in each, a rank computes one
+//! micro-batch or, if others need it, none. The [`Interpreter`] executes the [`RoundActions`], also for
+//! [`Pipeline`](crate::pipeline::Pipeline).
 
 mod actions;
 mod initial;
 mod interpreter;
+mod round_actions;
 mod shards;
 mod stage;
 mod step;
+mod work;
 
 use std::ops::Range;
 
@@ -18,8 +21,10 @@ use dist_collectives::{Communicator, ReduceOp};
 pub(crate) use actions::{GatherPolicy, StageUnits, StepAction, UnitOf, step_actions};
 pub(crate) use initial::{Given, InitialValues};
 pub(crate) use interpreter::{Interpreter, PassInput};
+pub(crate) use round_actions::RoundActions;
 pub(crate) use shards::delegate_shards;
 pub(crate) use stage::Stage;
+pub(crate) use work::{AssignedMicroBatch, BatchSource, Work};
 
 use crate::abort::or_abort;
 use crate::broadcast::broadcast;
@@ -31,13 +36,14 @@ use crate::fsdp::{
 };
 use crate::gradients::{GradientLayout, GradientMemory, Gradients};
 use crate::hook_worker::HookWorker;
+use crate::loss::WeightedLoss;
 use crate::norm::{SquareRange, SumOfSquares};
 use crate::pass::Passes;
 use crate::unreported::{Unreported, without_gradient};
 use crate::updates::Updates;
 use crate::{
     Bucket, BucketHook, BucketPlace, BucketPlan, Chunk, DdpOptions, Error, Optimizer, ParamInfo, Params,
-    Result, Sequence, Shards, Values, ValuesMut, norm, params,
+    Result, Shards, Values, ValuesMut, norm, params,
 };
 
 /// The state of one rank of a data-parallel training.
@@ -50,6 +56,7 @@ pub(crate) struct StepEngine<M> {
     /// The model's parameters, with the types of the master values that the optimizer updates.
     kept: Vec<ParamInfo>,
     agreement: Agreement,
+    pub(crate) actions: RoundActions,
     /// The number of actions of the next forward that a prefetch has executed.
     pub(crate) prefetched: Option<usize>,
     /// The number of micro-batches of all ranks since the last step.
@@ -60,6 +67,8 @@ pub(crate) struct StepEngine<M> {
     count: u64,
     /// This rank's losses since the last step, one per round.
     losses: Vec<f32>,
+    /// The sum of this rank's losses in the last call that computed gradients, and their total weight.
+    pub(crate) of_call: WeightedLoss,
     pub(crate) passes: Passes,
     pub(crate) updates: Updates,
     unreported: Unreported,
@@ -148,6 +157,7 @@ impl<M: Params> StepEngine<M> {
             ParamInfo { dtype, ..info.clone() }
         });
         let (rank, kept) = (groups.shards.rank(), kept.collect());
+        let actions = RoundActions::new(&plan);
         let stage = Stage {
             number: 0,
             range: 0..model.infos().len(),
@@ -164,12 +174,14 @@ impl<M: Params> StepEngine<M> {
             world,
             stage,
             agreement,
+            actions,
             prefetched: None,
             micro_batches: 0,
             weighted: false,
             computed: 0,
             count: 0,
             losses: Vec::new(),
+            of_call: (0.0, 0),
             passes: Passes::default(),
             updates: Updates::new(),
             unreported: Unreported::default(),
@@ -396,15 +408,5 @@ impl<M: Params> StepEngine<M> {
         self.computes = false;
         self.stage.gradients.forget_residuals();
         self.groups.hook.as_ref().map_or(Ok(()), HookWorker::forget)
-    }
-}
-
-impl<A> StepEngine<Sequence<A>> {
-    /// Executes the actions of one micro-batch or, if this rank has none, its part in those of other ranks.
-    pub(crate) fn interpret(&mut self, actions: &[StepAction], pass: PassInput<'_, A>) -> Result<()> {
-        // A prefetch has executed the first actions.
-        let prefetched = self.prefetched.take().unwrap_or(0);
-        let stages = std::slice::from_mut(&mut self.stage);
-        Interpreter::new(stages, &mut self.groups, 0, pass, None).run(&actions[prefetched..])
     }
 }

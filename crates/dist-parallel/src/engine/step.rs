@@ -2,18 +2,17 @@
 
 use dist_collectives::ReduceOp;
 
-use super::{Agreement, StepEngine};
+use super::interpreter::{Interpreter, PassInput};
+use super::work::{AssignedMicroBatch, Work};
+use super::{Agreement, Stage, StepEngine};
 use crate::evaluation::EvaluationLosses;
 use crate::fsdp::share;
 use crate::gradients::RoundRole;
 use crate::loss::WeightedLoss;
 use crate::step_consensus::{StepConsensus, StepDescriptor, TrainingCall};
+use crate::trainer::Computation;
 use crate::tree::sum_of;
-use crate::{Error, Params, Result, StepReport, ValuesMut};
-
-/// Computes a micro-batch and reports its gradients, or takes part in those of other ranks if there is none.
-pub(crate) type ComputeRound<'a, M> =
-    dyn FnMut(&mut StepEngine<M>, Option<usize>) -> Result<WeightedLoss> + 'a;
+use crate::{BoxError, Error, Params, Result, StepReport, ValuesMut};
 
 impl<M: Params> StepEngine<M> {
     /// Returns a rank's contiguous share of a number of micro-batches.
@@ -39,16 +38,23 @@ impl<M: Params> StepEngine<M> {
         StepDescriptor::new(call, self.micro_batches + micro_batches, weighted)
     }
 
+    /// Takes a step of `micro_batches` micro-batches of all ranks.
+    pub(crate) fn step<A>(&mut self, micro_batches: usize, work: Work<'_, '_, M, A>) -> Result<StepReport> {
+        self.begin_to_compute();
+        let descriptor = self.descriptor(TrainingCall::Step, micro_batches, work.weighted());
+        self.step_of(descriptor, micro_batches, work)
+    }
+
     /// Takes a step. `given` is the number of its micro-batches on all ranks or, for a join, on this rank. The caller
     /// has called [`begin_to_compute`](Self::begin_to_compute).
-    pub(crate) fn step(
+    pub(crate) fn step_of<A>(
         &mut self,
         descriptor: StepDescriptor,
         given: usize,
-        round: &mut ComputeRound<'_, M>,
+        mut work: Work<'_, '_, M, A>,
     ) -> Result<StepReport> {
         self.reported(|engine| {
-            let result = engine.rounds(descriptor, given, round).and_then(|()| engine.finish(descriptor));
+            let result = engine.rounds(descriptor, given, &mut work).and_then(|()| engine.finish(descriptor));
             engine.computes = false;
             let totals = engine.or_abort(result)?;
             (engine.micro_batches, engine.weighted) = (0, false);
@@ -58,14 +64,9 @@ impl<M: Params> StepEngine<M> {
     }
 
     /// Joins with `own` micro-batches of this rank. Returns `None` if no rank has any.
-    pub(crate) fn join(
-        &mut self,
-        own: usize,
-        weighted: bool,
-        round: &mut ComputeRound<'_, M>,
-    ) -> Result<Option<StepReport>> {
+    pub(crate) fn join<A>(&mut self, own: usize, work: Work<'_, '_, M, A>) -> Result<Option<StepReport>> {
         self.begin_to_compute();
-        match self.step(StepDescriptor::new(TrainingCall::Join, 0, weighted), own, round) {
+        match self.step_of(StepDescriptor::new(TrainingCall::Join, 0, work.weighted()), own, work) {
             Ok(report) => Ok(Some(report)),
             Err(Error::NoMicroBatches) => Ok(None),
             Err(error) => Err(error),
@@ -73,18 +74,13 @@ impl<M: Params> StepEngine<M> {
     }
 
     /// Computes gradients that the next step adds to its own.
-    pub(crate) fn accumulate(
-        &mut self,
-        micro_batches: usize,
-        weighted: bool,
-        round: &mut ComputeRound<'_, M>,
-    ) -> Result<()> {
+    pub(crate) fn accumulate<A>(&mut self, micro_batches: usize, mut work: Work<'_, '_, M, A>) -> Result<()> {
         self.begin_to_compute();
-        let descriptor = self.descriptor(TrainingCall::Accumulate, micro_batches, weighted);
-        let result = self.rounds(descriptor, micro_batches, round);
+        let descriptor = self.descriptor(TrainingCall::Accumulate, micro_batches, work.weighted());
+        let result = self.rounds(descriptor, micro_batches, &mut work);
         self.computes = false;
         self.or_abort(result)?;
-        (self.micro_batches, self.weighted) = (descriptor.micro_batches, weighted);
+        (self.micro_batches, self.weighted) = (descriptor.micro_batches, descriptor.weighted);
         Ok(())
     }
 
@@ -92,7 +88,8 @@ impl<M: Params> StepEngine<M> {
     pub(crate) fn synchronise(&mut self) -> Result<StepReport> {
         self.begin_to_compute();
         let descriptor = self.descriptor(TrainingCall::Step, 0, self.weighted);
-        self.step(descriptor, 0, &mut |_, _| Ok((-0.0, 0)))
+        let nothing = Computation { weighted: self.weighted, compute: &mut |_, _, _| Ok((-0.0, 0)) };
+        self.step_of(descriptor, 0, Work::from(nothing))
     }
 
     /// Runs `compute`, which returns the mean loss and the number of micro-batches, and reports its time and bytes.
@@ -106,11 +103,11 @@ impl<M: Params> StepEngine<M> {
     }
 
     /// Runs all rounds of one call.
-    fn rounds(
+    fn rounds<A>(
         &mut self,
         descriptor: StepDescriptor,
         given: usize,
-        round: &mut ComputeRound<'_, M>,
+        work: &mut Work<'_, '_, M, A>,
     ) -> Result<()> {
         if self.micro_batches > 0 && self.weighted != descriptor.weighted {
             return Err(Error::PartlyWeighted);
@@ -121,17 +118,79 @@ impl<M: Params> StepEngine<M> {
         }
         self.follow();
         self.stage.gradients.begin_step();
+        self.of_call = (0.0, 0);
         let last = descriptor.call != TrainingCall::Accumulate;
         let assignment = self.stage.plan.assignment(self.world.rank());
         let rounds = if joins { self.rounds_of_replica(given)? } else { assignment.rounds(given) };
-        for number in 0..rounds {
-            let own = Some(number).filter(|&number| number < given);
-            let index = if joins { own } else { assignment.micro_batch(given, number) };
-            let in_step = index.map(|index| self.number_in_step(descriptor.call, index));
-            self.round((index, in_step), last && number + 1 == rounds, round)?;
+        for round in 0..rounds {
+            let own = Some(round).filter(|&round| round < given);
+            let index = if joins { own } else { assignment.micro_batch(given, round) };
+            let in_step = index.map_or(0, |index| self.number_in_step(descriptor.call, index));
+            let assigned = AssignedMicroBatch {
+                index,
+                number: self.stage.gradients.ended(),
+                role: RoundRole::new(index.is_some(), last && round + 1 == rounds),
+                pass: self.passes.in_step(in_step),
+            };
+            let (loss, count) = self.round(work, assigned)?;
+            self.losses.push(loss);
+            self.count = self.count.saturating_add(count);
+            self.of_call = (self.of_call.0 + loss, self.of_call.1.saturating_add(count));
         }
         self.stage.gradients.rest();
         self.stage.parameters.rest(&mut self.groups)
+    }
+
+    /// Computes one round of a step.
+    fn round<A>(
+        &mut self,
+        work: &mut Work<'_, '_, M, A>,
+        assigned: AssignedMicroBatch,
+    ) -> Result<WeightedLoss> {
+        if assigned.index.is_some() {
+            self.stage.buffers.record_forward();
+            self.computed += 1;
+        }
+        // After an update, only the optimizer's shard of a replicated parameter has an effect.
+        let keeps_parts = self.stage.plan.degrees.shards > 1 && !self.stage.plan.degrees.frees;
+        if !keeps_parts {
+            return self.interpret(work, assigned);
+        }
+        let Stage { parameters, plan, model, .. } = &mut self.stage;
+        parameters.begin_pass(&plan.layout, model)?;
+        let loss = self.interpret(work, assigned)?;
+        let Stage { parameters, plan, model, .. } = &mut self.stage;
+        parameters.end_pass(&plan.layout, model)?;
+        Ok(loss)
+    }
+
+    /// Executes the actions of one micro-batch or, if this rank has none, its part in those of other ranks. Returns the
+    /// loss. Without a micro-batch, it is neutral and no sum depends on it.
+    fn interpret<A>(
+        &mut self,
+        work: &mut Work<'_, '_, M, A>,
+        assigned: AssignedMicroBatch,
+    ) -> Result<WeightedLoss> {
+        let Self { stage, groups, prefetched, actions, .. } = self;
+        let actions = actions.of(work);
+        // A prefetch has executed the first actions.
+        let prefetched = prefetched.take().unwrap_or(0);
+        let pass = PassInput { work, assigned: &|_| assigned };
+        let stages = std::slice::from_mut(stage);
+        let losses = Interpreter::new(stages, groups, 0, pass, None).run(&actions[prefetched..])?;
+        Ok(losses.first().map_or((-0.0, 0), |(_, loss)| *loss))
+    }
+
+    /// Takes a step of this rank by the user's own code, which also updates the parameters. Returns the loss and its
+    /// weight. The caller records whether the model has gone forward.
+    pub(crate) fn own_step(
+        &mut self,
+        step: &mut dyn FnMut(&mut M) -> Result<WeightedLoss, BoxError>,
+    ) -> Result<WeightedLoss> {
+        let (index, pass) = (Some(0), self.passes.in_step(self.world.rank()));
+        let number = self.stage.gradients.ended();
+        let assigned = AssignedMicroBatch { index, number, role: RoundRole::Inner, pass };
+        self.interpret::<()>(&mut Work::OwnStep(step), assigned)
     }
 
     /// Returns the number of a micro-batch of a call in its step.
@@ -141,26 +200,6 @@ impl<M: Params> StepEngine<M> {
             _ => index,
         };
         self.micro_batches + in_call
-    }
-
-    /// Runs one round.
-    fn round(
-        &mut self,
-        (index, in_step): (Option<usize>, Option<usize>),
-        last: bool,
-        round: &mut ComputeRound<'_, M>,
-    ) -> Result<()> {
-        let number = self.stage.gradients.ended();
-        self.stage.gradients.begin(number, RoundRole::new(index.is_some(), last));
-        if let Some(in_step) = in_step {
-            self.stage.buffers.record_forward();
-            self.stage.model.begin_forward(self.passes.in_step(in_step));
-            self.computed += 1;
-        }
-        let (loss, count) = round(self, index)?;
-        self.losses.push(loss);
-        self.count = self.count.saturating_add(count);
-        self.stage.gradients.end(number, &mut self.groups.reduce())
     }
 
     /// Returns the number of rounds of a join of this rank's replica: the largest `own` of its ranks.
@@ -265,16 +304,22 @@ impl<M: Params> StepEngine<M> {
         }
     }
 
-    /// Evaluates micro-batches and returns their mean loss, on all ranks. `round` runs one forward and returns the
-    /// loss.
-    pub(crate) fn evaluate(
+    /// Runs one forward of an evaluation on every rank, outside of the calls that are counted.
+    pub(crate) fn forward<A>(&mut self, mut work: Work<'_, '_, M, A>) -> Result<()> {
+        let (index, role, pass) = (Some(0), RoundRole::Inner, self.passes.outside());
+        let assigned = AssignedMicroBatch { index, number: 0, role, pass };
+        self.interpret(&mut work, assigned)?;
+        self.stage.parameters.rest(&mut self.groups)
+    }
+
+    /// Evaluates micro-batches and returns their mean loss, on all ranks.
+    pub(crate) fn evaluate<A>(
         &mut self,
         micro_batches: usize,
-        weighted: bool,
-        round: &mut ComputeRound<'_, M>,
+        mut work: Work<'_, '_, M, A>,
     ) -> Result<StepReport> {
-        let descriptor = StepDescriptor::new(TrainingCall::Evaluation, micro_batches, weighted);
-        self.reported(|engine| match engine.try_evaluate(descriptor, round) {
+        let descriptor = StepDescriptor::new(TrainingCall::Evaluation, micro_batches, work.weighted());
+        self.reported(|engine| match engine.try_evaluate(descriptor, &mut work) {
             // Every rank gets this error, and nothing has changed.
             Err(error @ (Error::NoMicroBatches | Error::ZeroWeight { .. } | Error::StepsDiffer { .. })) => {
                 Err(error)
@@ -283,16 +328,17 @@ impl<M: Params> StepEngine<M> {
         })
     }
 
-    fn try_evaluate(&mut self, descriptor: StepDescriptor, round: &mut ComputeRound<'_, M>) -> Result<f32> {
+    fn try_evaluate<A>(&mut self, descriptor: StepDescriptor, work: &mut Work<'_, '_, M, A>) -> Result<f32> {
         let micro_batches = descriptor.micro_batches;
         self.follow();
         self.agree(descriptor, 0)?;
         let assignment = self.stage.plan.assignment(self.world.rank());
         let mut losses = EvaluationLosses::new(micro_batches);
-        for number in 0..assignment.rounds(micro_batches) {
-            let index = assignment.micro_batch(micro_batches, number);
-            self.stage.model.begin_forward(self.passes.in_evaluation(index.unwrap_or(0)));
-            let loss = round(self, index)?;
+        for round in 0..assignment.rounds(micro_batches) {
+            let index = assignment.micro_batch(micro_batches, round);
+            let pass = self.passes.in_evaluation(index.unwrap_or(0));
+            let assigned = AssignedMicroBatch { index, number: 0, role: RoundRole::Inner, pass };
+            let loss = self.interpret(work, assigned)?;
             index.into_iter().for_each(|index| losses.add(index, loss));
         }
         self.stage.parameters.rest(&mut self.groups)?;

@@ -8,16 +8,15 @@ use dist_collectives::Communicator;
 use super::groups::Groups;
 use super::parameters::Parameters;
 use super::plan::Plan;
-use super::step::BlockActions;
 use crate::buffers::Buffers;
-use crate::engine::{Interpreter, PassInput, Stage, StepAction};
+use crate::engine::{AssignedMicroBatch, BatchSource, Interpreter, PassInput, RoundActions, Stage, Work};
 use crate::flat::Flat;
 use crate::flat_storage::{Allocator, ByteCounter};
 use crate::gradients::{GradientLayout, GradientMemory, Gradients, RoundRole};
 use crate::unconnected::Unconnected;
 use crate::{
-    Block, BoxError, BufferView, Materialised, ParamInfo, Params, Ready, Resharded, Result, Saved, Sequence,
-    Values, ValuesMut,
+    Block, BoxError, BufferView, Materialised, ParamInfo, Params, Pass, Ready, Resharded, Result, Saved,
+    Sequence, Values, ValuesMut,
 };
 
 /// One rank of a training whose buffers only count their bytes. It executes the actions of a step as a training does, by
@@ -25,7 +24,7 @@ use crate::{
 pub(super) struct CountedTraining {
     stage: Stage<Sequence<()>>,
     groups: Groups,
-    actions: Vec<StepAction>,
+    actions: RoundActions,
 }
 
 /// The bytes of a rank's buffers.
@@ -76,7 +75,7 @@ impl CountedTraining {
             plan: plan.clone(),
             tie_of: Vec::new(),
         };
-        Ok(Self { stage, groups, actions: BlockActions::new(plan).step })
+        Ok(Self { stage, groups, actions: RoundActions::new(plan) })
     }
 
     /// Takes a step and gives the models the updated parameters.
@@ -84,15 +83,14 @@ impl CountedTraining {
         let Self { stage, groups, actions } = self;
         stage.gradients.begin_step();
         for round in 0..rounds {
-            stage.gradients.begin(round, RoundRole::new(true, round + 1 == rounds));
-            let pass = PassInput {
-                input: &mut |_| Ok(Some(())),
-                loss: &mut |_, ()| Ok(Some(())),
-                trains: true,
-                first: round,
-            };
-            Interpreter::new(slice::from_mut(stage), groups, 0, pass, None).run(actions)?;
-            stage.gradients.end(round, &mut groups.reduce())?;
+            let source =
+                BatchSource::Stages { input: &mut |_| Ok(()), loss: &mut |_, ()| Ok(((0.0, 1), ())) };
+            let work = &mut Work::Blocks { weighted: false, block: Sequence::block, source };
+            let role = RoundRole::new(true, round + 1 == rounds);
+            let pass = Pass { training: true, step: 0, micro_batch: round };
+            let assigned = AssignedMicroBatch { index: Some(round), number: round, role, pass };
+            let pass = PassInput { work, assigned: &|_| assigned };
+            Interpreter::new(slice::from_mut(stage), groups, 0, pass, None).run(&actions.step)?;
         }
         stage.gradients.rest();
         stage.parameters.rest(groups)?;

@@ -1,10 +1,10 @@
 //! Evaluation of a sharded model: forward passes without a backward.
 
 use super::Fsdp;
-use crate::engine::StepEngine;
+use crate::engine::Work;
 use crate::step_consensus::STEP;
 use crate::trainer::{Evaluation, with_evaluation};
-use crate::{BoxError, Error, Loss, Params, Result, Sequence, StepReport};
+use crate::{BoxError, Loss, Result, Sequence, StepReport};
 
 impl<A> Fsdp<A> {
     /// Runs the model forward on this rank's own input, to evaluate it. Every rank calls this equally often, because
@@ -15,14 +15,17 @@ impl<A> Fsdp<A> {
     /// A block or communication fails.
     pub fn forward(&mut self, input: A) -> Result<A> {
         self.engine.announce("forward");
-        let Self { engine, actions } = self;
-        engine.follow();
-        engine.stage.model.begin_forward(engine.passes.outside());
-        let result = actions.forward_alone(engine, Some(input)).and_then(|output| {
-            engine.stage.parameters.rest(&mut engine.groups)?;
-            Ok(output.expect("forward gives an output for an input"))
-        });
-        engine.or_abort(result)
+        self.engine.follow();
+        let (mut input, mut output) = (Some(input), None);
+        let mut take_input = |_| input.take().ok_or_else(|| "an input is for one forward".into());
+        let mut take_output = |_, of_model| {
+            output = Some(of_model);
+            Ok((0.0, 1))
+        };
+        let evaluation = Evaluation { weighted: false, input: &mut take_input, loss: &mut take_output };
+        let passed = self.engine.forward(Work::of_evaluation(Sequence::block, evaluation));
+        self.engine.or_abort(passed)?;
+        Ok(output.expect("forward gives an output for an input"))
     }
 
     /// Evaluates `micro_batches` micro-batches and returns their mean loss, on all ranks. Every rank calls this with
@@ -61,15 +64,9 @@ impl<A> Fsdp<A> {
     pub(crate) fn evaluate_batches(
         &mut self,
         micro_batches: usize,
-        Evaluation { weighted, input, loss }: Evaluation<'_, A>,
+        evaluation: Evaluation<'_, A>,
     ) -> Result<StepReport> {
         self.engine.world.announce(STEP, "evaluate");
-        let Self { engine, actions } = self;
-        engine.evaluate(micro_batches, weighted, &mut |engine: &mut StepEngine<Sequence<A>>, index| {
-            let given = index.map(&mut *input).transpose().map_err(Error::compute)?;
-            let output = actions.forward_alone(engine, given)?;
-            let (Some(index), Some(output)) = (index, output) else { return Ok((-0.0, 0)) };
-            loss(index, output).map_err(Error::compute)
-        })
+        self.engine.evaluate(micro_batches, Work::of_evaluation(Sequence::block, evaluation))
     }
 }

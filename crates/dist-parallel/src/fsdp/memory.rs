@@ -7,8 +7,7 @@
 use super::counted::{CountedBytes, CountedTraining};
 use super::layout::FlatParameter;
 use super::plan::Plan;
-use super::step::BlockActions;
-use crate::engine::{StepAction, UnitOf};
+use crate::engine::{RoundActions, StepAction, UnitOf};
 use crate::{FloatType, Materialised};
 
 /// The memory of the rank that needs most, in bytes.
@@ -106,7 +105,7 @@ impl Plan {
 
     /// Returns all actions of one micro-batch.
     fn actions(&self) -> Vec<StepAction> {
-        BlockActions::new(self).step
+        RoundActions::new(self).step
     }
 
     fn trained(&self) -> impl Iterator<Item = &FlatParameter> {

@@ -30,7 +30,6 @@ use crate::engine::{Agreement, Given, GradientSetup, InitialValues, Stage, StepE
 use crate::flat::Flat;
 use crate::gradients::{GradientLayout, GradientMemory};
 use crate::{BucketHook, Error, Optimizer, Params, Result, Sequence, Values, ValuesMut, agreement, params};
-use step::BlockActions;
 
 /// Sharded data-parallel training.
 ///
@@ -73,7 +72,6 @@ use step::BlockActions;
 /// [`NoMicroBatches`](Error::NoMicroBatches) and [`ZeroWeight`](Error::ZeroWeight).
 pub struct Fsdp<A> {
     engine: StepEngine<Sequence<A>>,
-    actions: BlockActions,
 }
 
 impl<A> Fsdp<A> {
@@ -148,8 +146,7 @@ impl<A> Fsdp<A> {
             hook,
             agreement: Agreement::BeforeRounds,
         };
-        let actions = BlockActions::new(&plan);
-        Ok(Self { engine: StepEngine::start(world, model, plan, setup, first)?, actions })
+        Ok(Self { engine: StepEngine::start(world, model, plan, setup, first)? })
     }
 
     /// Returns this rank's shard of a parameter's mean gradient, with its range in the parameter. `None` if the rank

@@ -1,19 +1,10 @@
-//! One step of sharded training: the plan's actions for each of this rank's micro-batches.
+//! One step of sharded training.
 
-use super::{Fsdp, Plan};
-use crate::engine::{PassInput, StageUnits, StepAction, StepEngine, step_actions};
-use crate::loss::WeightedLoss;
-use crate::pipeline::{Action, Item};
-use crate::step_consensus::{STEP, TrainingCall};
-use crate::trainer::{BatchFn, Batches, with_batches};
+use super::Fsdp;
+use crate::engine::{StepAction, StepEngine, Work};
+use crate::step_consensus::STEP;
+use crate::trainer::{Batches, with_batches};
 use crate::{BoxError, Error, Loss, Result, Sequence, StepReport};
-
-/// The actions of one micro-batch.
-pub(super) struct BlockActions {
-    pub(super) step: Vec<StepAction>,
-    /// The actions of a forward without a backward.
-    forward_alone: Vec<StepAction>,
-}
 
 impl<A> Fsdp<A> {
     /// Computes the mean gradients of `micro_batches` micro-batches of all ranks, accumulated ones included.
@@ -45,13 +36,10 @@ impl<A> Fsdp<A> {
     pub(crate) fn step_batches(
         &mut self,
         micro_batches: usize,
-        Batches { weighted, next }: Batches<'_, A>,
+        batches: Batches<'_, A>,
     ) -> Result<StepReport> {
         self.engine.world.announce(STEP, "step");
-        let Self { engine, actions } = self;
-        engine.begin_to_compute();
-        let descriptor = engine.descriptor(TrainingCall::Step, micro_batches, weighted);
-        engine.step(descriptor, micro_batches, &mut |engine, index| actions.round(engine, index, next))
+        self.engine.step(micro_batches, Work::of_batches(Sequence::block, batches))
     }
 
     /// Computes the mean gradients of the micro-batches that the ranks have, accumulated ones included: `own` on this
@@ -80,14 +68,9 @@ impl<A> Fsdp<A> {
     }
 
     /// [Joins](Self::join) with this rank's own micro-batches.
-    pub(crate) fn join_batches(
-        &mut self,
-        own: usize,
-        Batches { weighted, next }: Batches<'_, A>,
-    ) -> Result<Option<StepReport>> {
+    pub(crate) fn join_batches(&mut self, own: usize, batches: Batches<'_, A>) -> Result<Option<StepReport>> {
         self.engine.world.announce(STEP, "join");
-        let Self { engine, actions } = self;
-        engine.join(own, weighted, &mut |engine, index| actions.round(engine, index, next))
+        self.engine.join(own, Work::of_batches(Sequence::block, batches))
     }
 
     /// Computes gradients that the next step adds to its own. If gradients are sharded, each rank keeps its shard of
@@ -114,14 +97,9 @@ impl<A> Fsdp<A> {
     }
 
     /// [Accumulates](Self::accumulate) micro-batches.
-    pub(crate) fn accumulate_batches(
-        &mut self,
-        micro_batches: usize,
-        Batches { weighted, next }: Batches<'_, A>,
-    ) -> Result<()> {
+    pub(crate) fn accumulate_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<()> {
         self.engine.world.announce(STEP, "accumulate");
-        let Self { engine, actions } = self;
-        engine.accumulate(micro_batches, weighted, &mut |engine, index| actions.round(engine, index, next))
+        self.engine.accumulate(micro_batches, Work::of_batches(Sequence::block, batches))
     }
 
     /// Computes the mean gradients of the accumulated micro-batches.
@@ -142,7 +120,7 @@ impl<A> Fsdp<A> {
     /// loading a checkpoint frees it.
     pub fn prefetch(&mut self) -> Result<()> {
         self.engine.announce("prefetch");
-        let Self { engine, actions } = self;
+        let Self { engine } = self;
         if !engine.stage.plan.options.strategy.shards_parameters() {
             return Err(Error::Prefetch { reason: "every rank has all parameters" });
         }
@@ -151,7 +129,7 @@ impl<A> Fsdp<A> {
         }
         engine.follow();
         let mut taken = 0;
-        while let Some(&StepAction::Gather(unit)) = actions.step.get(taken) {
+        while let Some(&StepAction::Gather(unit)) = engine.actions.step.get(taken) {
             let StepEngine { stage, groups, .. } = &mut *engine;
             let gathered = stage.parameters.gather(&stage.plan.layout, unit.unit, groups);
             engine.or_abort(gathered)?;
@@ -159,62 +137,5 @@ impl<A> Fsdp<A> {
         }
         engine.prefetched = Some(taken);
         Ok(())
-    }
-}
-
-impl BlockActions {
-    pub(super) fn new(plan: &Plan) -> Self {
-        let stages = [StageUnits { number: 0, layout: &plan.layout, policy: plan.gather_policy() }];
-        let item = Item::new(0, 0);
-        let list = [Action::Forward(item), Action::Backward(item)];
-        Self { step: step_actions(&list, &stages, 0), forward_alone: step_actions(&list[..1], &stages, 0) }
-    }
-
-    /// Runs one micro-batch, or the part of the other ranks' micro-batches that needs this rank.
-    fn round<A>(
-        &self,
-        engine: &mut StepEngine<Sequence<A>>,
-        index: Option<usize>,
-        batch: &mut BatchFn<'_, A>,
-    ) -> Result<WeightedLoss> {
-        let (mut input, mut loss) = index.map(batch).transpose().map_err(Error::compute)?.unzip();
-        // Without a micro-batch, the loss is neutral and the sum does not depend on it.
-        let mut counted = (-0.0, 0);
-        let mut take_input = |_| Ok(input.take());
-        let mut differentiate = |_, output| {
-            let Some(loss) = loss.take() else { return Ok(None) };
-            let (loss, gradient) = loss(output).map_err(Error::compute)?;
-            counted = loss;
-            Ok(Some(gradient))
-        };
-        // After an update, only the optimizer's shard of a replicated parameter has an effect.
-        let keeps_parts = engine.stage.plan.degrees.shards > 1 && !engine.stage.plan.degrees.frees;
-        if keeps_parts {
-            engine.stage.parameters.begin_pass(&engine.stage.plan.layout, &engine.stage.model)?;
-        }
-        let first = engine.stage.gradients.ended();
-        let pass = PassInput { input: &mut take_input, loss: &mut differentiate, trains: true, first };
-        engine.interpret(&self.step, pass)?;
-        if keeps_parts {
-            engine.stage.parameters.end_pass(&engine.stage.plan.layout, &engine.stage.model)?;
-        }
-        Ok(counted)
-    }
-
-    /// Runs a forward with an input, or the part of the other ranks' forward that needs this rank.
-    pub(super) fn forward_alone<A>(
-        &self,
-        engine: &mut StepEngine<Sequence<A>>,
-        mut input: Option<A>,
-    ) -> Result<Option<A>> {
-        let mut output = None;
-        let mut take_input = |_| Ok(input.take());
-        let mut take_output = |_, of_model| {
-            output = Some(of_model);
-            Ok(None)
-        };
-        let pass = PassInput { input: &mut take_input, loss: &mut take_output, trains: false, first: 0 };
-        engine.interpret(&self.forward_alone, pass)?;
-        Ok(output)
     }
 }

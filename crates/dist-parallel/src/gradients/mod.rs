@@ -194,8 +194,12 @@ impl Gradients {
         }
     }
 
-    /// Starts a micro-batch. Sequential micro-batches have the number of those that have [`ended`](Self::ended).
+    /// Starts a micro-batch, unless it has started. Sequential micro-batches have the number of those that have
+    /// [`ended`](Self::ended).
     pub(crate) fn begin(&mut self, number: usize, role: RoundRole) {
+        if self.open.iter().any(|open| open.number == number) {
+            return;
+        }
         let mut micro_batch = self.unused.pop().unwrap_or_else(|| MicroBatch::new(&self.layout));
         (micro_batch.number, micro_batch.role) = (number, role);
         micro_batch.reported.fill(false);
@@ -204,11 +208,6 @@ impl Gradients {
             unit.buckets.iter_mut().for_each(|bucket| bucket.written.fill(false));
         }
         self.open.push(micro_batch);
-    }
-
-    /// Returns `true` if a micro-batch has begun and not ended.
-    pub(crate) fn is_open(&self, number: usize) -> bool {
-        self.open.iter().any(|open| open.number == number)
     }
 
     /// Stores the gradient of one parameter.

@@ -13,12 +13,12 @@ use dist_collectives::{Communicator, ReduceOp};
 pub(crate) use checkpoint::SyncedModel;
 
 use self::weight::{RankWeight, StepWeights};
-use crate::ddp::{forward, round};
-use crate::engine::{Agreement, StepEngine};
+use crate::block_range::whole;
+use crate::engine::{Agreement, StepEngine, Work};
 use crate::flat::Flat;
 use crate::fsdp::Precision;
 use crate::loss::WeightedLoss;
-use crate::trainer::{Computation, Evaluation, with_evaluation};
+use crate::trainer::{Evaluation, with_evaluation};
 use crate::{
     Block, BoxError, BucketBytes, BucketPlace, BucketPlan, DdpOptions, Error, Loss, Momentum, Optimizer,
     Params, Result, Sgd, SgdOptions, Shards, StepDescriptor, StepReport, TrainingCall, ValuesMut, agreement,
@@ -254,13 +254,15 @@ impl<M: Params> LocalSgd<M> {
         inner: impl FnOnce(&mut M) -> Result<C, BoxError>,
     ) -> Result<LocalStep> {
         let weights = if C::WEIGHTED { StepWeights::Given } else { StepWeights::Equal };
-        let rank = self.engine.world.rank();
+        let mut inner = Some(inner);
+        let mut step = |model: &mut M| {
+            let inner = inner.take().ok_or("a step is computed once")?;
+            inner(model).map(Loss::weighted)
+        };
         let computed = self.begin(weights).and_then(|()| {
-            let StepEngine { stage, passes, .. } = &mut self.engine;
-            stage.model.begin_forward(passes.in_step(rank));
-            let (loss, count) = inner(&mut stage.model).map_err(Error::compute)?.weighted();
+            let computed = self.engine.own_step(&mut step)?;
             self.engine.adopt_model_values()?;
-            Ok((loss, count))
+            Ok(computed)
         });
         let (loss, count) = self.engine.or_abort(computed)?;
         self.engine.end_step_outside(count > 0);
@@ -409,7 +411,7 @@ impl<M: Params> LocalSgd<M> {
             None | Some(0) => {
                 // The ranks may have updated and clipped differently.
                 self.engine.updates.forget();
-                self.engine.evaluate(micro_batches, evaluation.weighted, &mut forward(evaluation))
+                self.engine.evaluate(micro_batches, Work::of_evaluation(whole, evaluation))
             }
             Some(steps) => {
                 Err(Error::NotSynchronised { steps: usize::try_from(steps).unwrap_or(usize::MAX) })
@@ -418,25 +420,25 @@ impl<M: Params> LocalSgd<M> {
     }
 
     /// Computes this rank's gradients of its share of `micro_batches` micro-batches, accumulated ones included.
-    pub(crate) fn step_computation(
+    pub(crate) fn step_work<A>(
         &mut self,
         micro_batches: usize,
-        computation: Computation<'_, M>,
+        work: Work<'_, '_, M, A>,
     ) -> Result<StepReport> {
-        let descriptor = self.engine.descriptor(TrainingCall::Step, micro_batches, computation.weighted);
+        let descriptor = self.engine.descriptor(TrainingCall::Step, micro_batches, work.weighted());
         if descriptor.micro_batches == 0 {
             return Err(Error::NoMicroBatches);
         }
-        self.step(descriptor, micro_batches, computation)
+        self.step_of(descriptor, micro_batches, work)
     }
 
     /// Computes this rank's gradients of its own micro-batches. Returns `None` on every rank if no rank has any.
     ///
     /// The ranks add up their numbers of micro-batches, because a rank does not know otherwise that training is over.
-    pub(crate) fn join_computation(
+    pub(crate) fn join_work<A>(
         &mut self,
         own: usize,
-        computation: Computation<'_, M>,
+        work: Work<'_, '_, M, A>,
     ) -> Result<Option<StepReport>> {
         let mut all = [(own + self.engine.micro_batches) as u64];
         self.engine.announce("join");
@@ -445,37 +447,33 @@ impl<M: Params> LocalSgd<M> {
         if all == [0] {
             return Ok(None);
         }
-        let descriptor = StepDescriptor::new(TrainingCall::Join, 0, computation.weighted);
-        self.step(descriptor, own, computation).map(Some)
+        self.step_of(StepDescriptor::new(TrainingCall::Join, 0, work.weighted()), own, work).map(Some)
     }
 
     /// Accumulates this rank's gradients of its share of `micro_batches` micro-batches.
-    pub(crate) fn accumulate_computation(
+    pub(crate) fn accumulate_work<A>(
         &mut self,
         micro_batches: usize,
-        Computation { weighted, compute }: Computation<'_, M>,
+        work: Work<'_, '_, M, A>,
     ) -> Result<()> {
-        let begun = self.begin(StepWeights::of_micro_batches(weighted));
+        let begun = self.begin(StepWeights::of_micro_batches(work.weighted()));
         self.or_abort(begun)?;
-        let mut computed = (0.0, 0);
-        let accumulated =
-            self.engine.accumulate(micro_batches, weighted, &mut adding(&mut computed, round(compute)));
-        self.record(computed);
+        let accumulated = self.engine.accumulate(micro_batches, work);
+        self.record(self.engine.of_call);
         self.or_abort(accumulated)
     }
 
-    fn step(
+    fn step_of<A>(
         &mut self,
         descriptor: StepDescriptor,
         given: usize,
-        Computation { weighted, compute }: Computation<'_, M>,
+        work: Work<'_, '_, M, A>,
     ) -> Result<StepReport> {
-        let begun = self.begin(StepWeights::of_micro_batches(weighted));
+        let begun = self.begin(StepWeights::of_micro_batches(descriptor.weighted));
         self.or_abort(begun)?;
-        let mut computed = (0.0, 0);
         self.engine.begin_to_compute();
-        let report = self.engine.step(descriptor, given, &mut adding(&mut computed, round(compute)));
-        self.record(computed);
+        let report = self.engine.step_of(descriptor, given, work);
+        self.record(self.engine.of_call);
         match report {
             // Other ranks have some.
             Err(Error::NoMicroBatches) => {
@@ -610,18 +608,6 @@ impl<M: Params> LocalSgd<M> {
         }
         engine.finish_outer_step()?;
         Ok(loss[0])
-    }
-}
-
-/// Adds the losses and weights of all rounds to `computed`.
-fn adding<'a, M>(
-    computed: &'a mut WeightedLoss,
-    mut round: impl FnMut(&mut StepEngine<M>, Option<usize>) -> Result<WeightedLoss> + 'a,
-) -> impl FnMut(&mut StepEngine<M>, Option<usize>) -> Result<WeightedLoss> + 'a {
-    move |engine, index| {
-        let (loss, count) = round(engine, index)?;
-        *computed = (computed.0 + loss, computed.1.saturating_add(count));
-        Ok((loss, count))
     }
 }
 

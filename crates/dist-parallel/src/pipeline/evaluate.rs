@@ -4,11 +4,11 @@ use super::Pipeline;
 use super::consensus::PipelineCall;
 use super::pass::Clock;
 use super::stage::actions_of;
-use crate::engine::PassInput;
+use crate::engine::Work;
 use crate::evaluation::{EvaluationLosses, mean};
 use crate::fsdp::{Groups, share};
 use crate::trainer::{Evaluation, with_evaluation};
-use crate::{BoxError, Error, Loss, Result, StepDescriptor, StepReport, TrainingCall};
+use crate::{BoxError, Error, Loss, Result, Sequence, StepDescriptor, StepReport, TrainingCall};
 
 impl<A> Pipeline<A> {
     /// Evaluates `micro_batches` micro-batches and returns their mean loss, on all ranks. Every rank of all pipelines
@@ -57,12 +57,12 @@ impl<A> Pipeline<A> {
     pub(crate) fn evaluate_batches(
         &mut self,
         micro_batches: usize,
-        Evaluation { weighted, input, loss }: Evaluation<'_, A>,
+        evaluation: Evaluation<'_, A>,
     ) -> Result<StepReport> {
         self.announce("evaluate");
         let mut clock = Clock::new(&self.comm);
         let sent_before = self.bytes_sent();
-        let descriptor = StepDescriptor::new(TrainingCall::Evaluation, micro_batches, weighted);
+        let descriptor = StepDescriptor::new(TrainingCall::Evaluation, micro_batches, evaluation.weighted);
         let agreed = clock.waiting(|| self.agree_to_evaluate(descriptor));
         self.or_abort(agreed)?;
         let (pipeline, pipelines) = self.replica_position();
@@ -72,15 +72,11 @@ impl<A> Pipeline<A> {
         // The ranks that shard a stage gather it together, even if some have no micro-batch for it.
         actions.retain(|action| action.micro_batch().is_none_or(|micro_batch| micro_batch < own.len()));
         self.links.begin_evaluation(own.len());
-        let mut losses = EvaluationLosses::new(micro_batches);
-        let mut input = |index: usize| input(own.start + index).map(Some).map_err(Error::compute);
-        let mut take = |index: usize, output: A| {
-            losses.add(own.start + index, loss(own.start + index, output).map_err(Error::compute)?);
-            Ok(None)
-        };
-        let pass = PassInput { input: &mut input, loss: &mut take, trains: false, first: 0 };
-        let passed = self.run(&actions, own.start, pass, &mut clock);
-        let result = passed.and_then(|()| {
+        let mut work = Work::of_evaluation(Sequence::block, evaluation);
+        let passed = self.run(&actions, own.start, &mut work, &mut clock);
+        let result = passed.and_then(|computed| {
+            let mut losses = EvaluationLosses::new(micro_batches);
+            computed.into_iter().for_each(|(index, loss)| losses.add(own.start + index, loss));
             clock.waiting(|| {
                 self.links.finish()?;
                 self.mean_of_evaluation(losses, micro_batches)

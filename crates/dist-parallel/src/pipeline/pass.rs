@@ -8,19 +8,17 @@ use super::activations::{Activations, TensorMeta};
 use super::links::StageLinks;
 use super::ties::{self, Node};
 use super::{Action, Item, Pipeline, Span};
-use crate::engine::{Interpreter, PassInput, Stage, StepAction};
+use crate::engine::{AssignedMicroBatch, Interpreter, PassInput, StepAction, Work};
 use crate::flat::Flat;
-use crate::pass::Passes;
-use crate::{Error, Params, Result, Sequence, Values};
+use crate::gradients::RoundRole;
+use crate::loss::WeightedLoss;
+use crate::{Error, Result, Sequence, Values};
 
 /// The messages, ties and times of one pass.
 pub(crate) struct PipelinePass<'a, A> {
     links: &'a mut StageLinks,
     nodes: &'a mut [Node],
     activations: &'a dyn Activations<A>,
-    passes: &'a Passes,
-    /// The number of this pipeline's first micro-batch.
-    first: usize,
     /// `true` in a step, `false` in an evaluation.
     trains: bool,
     clock: &'a mut Clock,
@@ -29,51 +27,38 @@ pub(crate) struct PipelinePass<'a, A> {
 }
 
 impl<A> Pipeline<A> {
-    /// Executes a list of actions. `first` is the number of this pipeline's first micro-batch.
+    /// Executes a list of actions. `first` is the number of this pipeline's first micro-batch. Returns the losses that
+    /// this rank has computed, by the numbers of the micro-batches in the list.
     pub(super) fn run(
         &mut self,
         actions: &[StepAction],
         first: usize,
-        pass: PassInput<'_, A>,
+        work: &mut Work<'_, '_, Sequence<A>, A>,
         clock: &mut Clock,
-    ) -> Result<()> {
+    ) -> Result<Vec<(usize, WeightedLoss)>> {
         let last = self.schedule.stages() - 1;
         let Self { stages, groups, links, nodes, activations, passes, spans, kept_most, .. } = self;
         let activations = &**activations;
         groups.take_waited();
-        let trains = pass.trains;
-        let pipeline = PipelinePass {
-            links,
-            nodes,
-            activations,
-            passes,
-            first,
-            trains,
-            clock: &mut *clock,
-            spans,
-            kept_most,
+        let trains = work.trains();
+        let assigned = |micro_batch| {
+            let index = first + micro_batch;
+            let pass = if trains { passes.in_step(index) } else { passes.in_evaluation(index) };
+            AssignedMicroBatch { index: Some(index), number: micro_batch, role: RoundRole::Inner, pass }
         };
-        Interpreter::new(stages, groups, last, pass, Some(pipeline)).run(actions)?;
+        let pass = PassInput { work, assigned: &assigned };
+        let pipeline =
+            PipelinePass { links, nodes, activations, trains, clock: &mut *clock, spans, kept_most };
+        let losses = Interpreter::new(stages, groups, last, pass, Some(pipeline)).run(actions)?;
         clock.waited += groups.take_waited();
-        clock.waiting(|| stages.iter_mut().try_for_each(|stage| stage.parameters.rest(groups)))
+        clock.waiting(|| stages.iter_mut().try_for_each(|stage| stage.parameters.rest(groups)))?;
+        Ok(losses)
     }
 }
 
 impl<A> PipelinePass<'_, A> {
     pub(crate) fn now(&self) -> Duration {
         self.clock.now()
-    }
-
-    /// Announces the forward of a micro-batch to the blocks of a stage.
-    pub(crate) fn begin_forward(&self, stage: &mut Stage<Sequence<A>>, micro_batch: usize) {
-        let number = self.first + micro_batch;
-        let pass = if self.trains {
-            stage.buffers.record_forward();
-            self.passes.in_step(number)
-        } else {
-            self.passes.in_evaluation(number)
-        };
-        stage.model.begin_forward(pass);
     }
 
     /// Records the time of a computation of a stage since `start`. The units of a stage are one computation. `kept` is

@@ -8,14 +8,14 @@ use super::consensus::{CallGroups, PipelineCall};
 use super::pass::Clock;
 use super::stage::Reducing;
 use super::{Pipeline, ties};
-use crate::engine::PassInput;
+use crate::engine::{BatchSource, Work};
 use crate::flat::Flat;
 use crate::fsdp::{Groups, bytes_sent};
 use crate::loss::WeightedLoss;
 use crate::mean::Mean;
 use crate::step_consensus::StepConsensus;
 use crate::tree::TreeSum;
-use crate::{BoxError, Error, Loss, Result, StepDescriptor, StepReport, TrainingCall, ValuesMut};
+use crate::{BoxError, Error, Loss, Result, Sequence, StepDescriptor, StepReport, TrainingCall, ValuesMut};
 
 impl<A> Pipeline<A> {
     /// Computes the mean gradients of the schedule's micro-batches, over all pipelines.
@@ -56,19 +56,11 @@ impl<A> Pipeline<A> {
         let sent_before = self.bytes_sent();
         self.begin();
         let first = self.share().start;
-        let mut losses = TreeSum::new();
-        let mut input = |index: usize| input(first + index).map(Some).map_err(Error::compute);
-        let mut differentiate = |index: usize, output: A| {
-            let (loss, gradient) = loss(first + index, output).map_err(Error::compute)?;
-            losses.add(index, loss, add);
-            Ok(Some(gradient))
-        };
         let actions = Arc::clone(&self.actions);
-        let pass = PassInput { input: &mut input, loss: &mut differentiate, trains: true, first: 0 };
-        let passed = self.run(&actions, first, pass, &mut clock);
-        let own = losses.finish(add).unwrap_or_default();
+        let (block, source) = (Sequence::block as _, BatchSource::Stages { input, loss });
+        let passed = self.run(&actions, first, &mut Work::Blocks { weighted, block, source }, &mut clock);
         let descriptor = StepDescriptor::new(TrainingCall::Step, self.total(), weighted);
-        let result = passed.and_then(|()| clock.waiting(|| self.finish(own, descriptor)));
+        let result = passed.and_then(|losses| clock.waiting(|| self.finish(sum(losses), descriptor)));
         self.computes = false;
         let ended = self.or_abort(result);
         if ended.is_err() {
@@ -111,7 +103,10 @@ impl<A> Pipeline<A> {
         self.spans.clear();
         self.kept_most = 0;
         self.links.begin(self.schedule.micro_batches());
-        self.stages.iter_mut().for_each(|stage| stage.gradients.begin_step());
+        for stage in &mut self.stages {
+            stage.gradients.begin_step();
+            stage.buffers.record_forward();
+        }
         self.nodes.iter_mut().for_each(ties::Node::begin);
         self.tied_means.iter_mut().for_each(|mean| *mean = None);
     }
@@ -215,10 +210,14 @@ impl<A> Pipeline<A> {
     }
 }
 
-/// Adds the right losses and their weight to the left ones.
-fn add(left: &mut WeightedLoss, right: WeightedLoss) {
-    left.0 += right.0;
-    left.1 = left.1.saturating_add(right.1);
+/// Returns the sum of the losses of all micro-batches in the canonical order, and their total weight.
+fn sum(losses: Vec<(usize, WeightedLoss)>) -> WeightedLoss {
+    let mut sum = TreeSum::new();
+    let add = |left: &mut WeightedLoss, right: WeightedLoss| {
+        *left = (left.0 + right.0, left.1.saturating_add(right.1));
+    };
+    losses.into_iter().for_each(|(index, loss)| sum.add(index, loss, add));
+    sum.finish(add).unwrap_or_default()
 }
 
 impl Reducing {

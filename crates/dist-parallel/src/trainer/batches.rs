@@ -5,8 +5,7 @@
 
 use std::fmt;
 
-use crate::loss::WeightedLoss;
-use crate::{Block, BoxError, Loss, Ready};
+use crate::{BoxError, Loss, Ready};
 
 /// The micro-batches of a step: for each number, an input and the function that computes the loss and its gradient.
 pub struct Batches<'a, A> {
@@ -78,19 +77,6 @@ pub(crate) fn with_computation<M, C: Loss, T>(
     let mut compute =
         |model: &mut M, index, ready: &mut Ready<'_>| Ok(compute(model, index, ready)?.weighted());
     f(Computation { weighted: C::WEIGHTED, compute: &mut compute })
-}
-
-/// Runs a model forward and backward on each micro-batch.
-pub(crate) fn forward_backward<'a, A, M: Block<A>>(
-    next: &'a mut BatchFn<'_, A>,
-) -> impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<WeightedLoss, BoxError> + 'a {
-    move |model, index, ready| {
-        let (input, loss) = next(index)?;
-        let (output, saved) = model.forward(input)?;
-        let (loss, output_gradient) = loss(output)?;
-        model.backward(saved, output_gradient, ready)?;
-        Ok(loss)
-    }
 }
 
 impl<A> fmt::Debug for Batches<'_, A> {

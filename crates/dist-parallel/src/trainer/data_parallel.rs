@@ -2,8 +2,10 @@
 
 use dist_collectives::Communicator;
 
-use super::{Batches, Computation, Evaluation, Strategy, Trainer, forward_backward};
+use super::{Batches, Computation, Evaluation, Strategy, Trainer};
+use crate::block_range::whole;
 use crate::checkpoint::Shards;
+use crate::engine::Work;
 use crate::{Ddp, Optimizer, ParamInfo, Params, Result, Sequence, StepReport, Values};
 
 impl<A: 'static> Trainer<A> for Ddp<Sequence<A>> {
@@ -24,8 +26,7 @@ impl<A: 'static> Trainer<A> for Ddp<Sequence<A>> {
     }
 
     fn step_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<StepReport> {
-        let Batches { weighted, next } = batches;
-        self.step_computation(micro_batches, Computation { weighted, compute: &mut forward_backward(next) })
+        self.step_work(micro_batches, Work::of_batches(whole, batches))
     }
 
     fn step_computation(
@@ -33,20 +34,15 @@ impl<A: 'static> Trainer<A> for Ddp<Sequence<A>> {
         micro_batches: usize,
         computation: Computation<'_, Sequence<A>>,
     ) -> Result<StepReport> {
-        self.step_computation(micro_batches, computation)
+        self.step_work(micro_batches, computation.into())
     }
 
     fn accumulate_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<()> {
-        let Batches { weighted, next } = batches;
-        self.accumulate_computation(
-            micro_batches,
-            Computation { weighted, compute: &mut forward_backward(next) },
-        )
+        self.accumulate_work(micro_batches, Work::of_batches(whole, batches))
     }
 
     fn join_batches(&mut self, own: usize, batches: Batches<'_, A>) -> Result<Option<StepReport>> {
-        let Batches { weighted, next } = batches;
-        self.join_computation(own, Computation { weighted, compute: &mut forward_backward(next) })
+        self.join_work(own, Work::of_batches(whole, batches))
     }
 
     fn evaluate_batches(

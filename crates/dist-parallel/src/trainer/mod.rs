@@ -14,7 +14,7 @@ use std::fmt;
 use std::path::Path;
 
 pub use batches::{BatchFn, Batches, Computation, ComputeFn, Evaluation, LossFn};
-pub(crate) use batches::{forward_backward, with_batches, with_computation, with_evaluation};
+pub(crate) use batches::{with_batches, with_computation, with_evaluation};
 use dist_collectives::Communicator;
 pub use options::TrainerOptions;
 pub use strategy::{StageCopies, Strategy};

@@ -4,7 +4,9 @@
 //! divides each stage into its units, which are gathered, used and freed one by one. The strategies differ only in
 //! this data:
 //!
-//! * Data-parallel training is one stage of one unit that is never freed.
+//! * Data-parallel training is one stage of one unit that is never freed. The user's own code can compute it.
+//! * Local SGD is the same without reductions: each rank has gradients of its own. A step in which the user's code also
+//!   updates the parameters is one action.
 //! * Sharded training is one stage of several units, which are gathered for each use.
 //! * A pipeline has several stages. If they are sharded, the schedule says when the units of a stage are gathered.
 //!
@@ -25,6 +27,8 @@ pub(crate) enum StepAction {
     Materialise { unit: UnitOf, keep: bool },
     /// Frees the parameters.
     Free(UnitOf),
+    /// Runs the user's own code, which computes a micro-batch with the whole model.
+    Compute(UnitOf, usize),
     /// Runs the forward of the unit's blocks.
     Forward(UnitOf, usize),
     /// Computes the loss and its gradient from the output of the last stage.
@@ -50,7 +54,8 @@ impl StepAction {
     pub(crate) const fn micro_batch(self) -> Option<usize> {
         match self {
             Self::Gather(_) | Self::Materialise { .. } | Self::Free(_) | Self::Reduce(_) => None,
-            Self::Forward(_, micro_batch)
+            Self::Compute(_, micro_batch)
+            | Self::Forward(_, micro_batch)
             | Self::Loss(micro_batch)
             | Self::Backward(_, micro_batch, _)
             | Self::Close(_, micro_batch) => Some(micro_batch),
@@ -127,6 +132,16 @@ pub(crate) fn step_actions(list: &[Action], stages: &[StageUnits<'_>], last: usi
     throughout().for_each(|stage| expansion.free_stage(stage));
     debug_assert_eq!(validate(&expansion.actions, stages), Ok(()));
     expansion.actions
+}
+
+/// Returns the actions of a rank whose user computes a micro-batch by own code, with the whole model of one stage.
+pub(crate) fn own_code_actions(stage: StageUnits<'_>) -> Vec<StepAction> {
+    let units = stage.with_blocks().into_iter().rev().chain(stage.root());
+    let compute = StepAction::Compute(UnitOf { stage: stage.number, unit: 0 }, 0);
+    let closes = units.map(|unit| StepAction::Close(unit, 0));
+    let actions: Vec<_> = [compute].into_iter().chain(closes).collect();
+    debug_assert_eq!(validate(&actions, &[stage]), Ok(()));
+    actions
 }
 
 /// The actions so far.
@@ -322,7 +337,9 @@ pub(crate) fn validate(actions: &[StepAction], stages: &[StageUnits<'_>]) -> Res
         if !fits {
             return Err((Some(action), "the unit is not in the state for this"));
         }
-        if let StepAction::Forward(unit, _) | StepAction::Backward(unit, ..) = action {
+        if let StepAction::Compute(unit, _) | StepAction::Forward(unit, _) | StepAction::Backward(unit, ..) =
+            action
+        {
             let stage = stage_of(unit).ok_or((Some(action), "it is a stage of another rank"))?;
             let used = stage.root().into_iter().chain([unit]);
             let is_missing = |unit: &UnitOf| {

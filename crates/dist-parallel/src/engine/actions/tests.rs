@@ -22,6 +22,10 @@ impl fmt::Display for StepAction {
             Self::Materialise { unit: of, keep: false } => unit(f, of, "M"),
             Self::Materialise { unit: of, keep: true } => unit(f, of, "K"),
             Self::Free(of) => unit(f, of, "X"),
+            Self::Compute(of, micro_batch) => {
+                unit(f, of, "U")?;
+                write!(f, ".{micro_batch}")
+            }
             Self::Forward(of, micro_batch) => {
                 unit(f, of, "F")?;
                 write!(f, ".{micro_batch}")
@@ -97,6 +101,13 @@ const fn each_use(prefetch: usize, reshard: Reshard) -> GatherPolicy {
 #[case::for_the_whole_pass(GatherPolicy::WithStage, "G0 G1 M0 F0.0 M1 F1.0 L.0 B1.0 C1.0 B0.0 C0.0 X0 X1")]
 fn a_micro_batch_has_the_order_of_its_strategy(#[case] policy: GatherPolicy, #[case] expected: &str) {
     assert_eq!(one(&layout(2, false), policy, true), expected);
+}
+
+#[test]
+fn own_code_computes_the_whole_model_once_and_closes_all_units() {
+    let tied = layout(3, true);
+    let stage = StageUnits { number: 0, layout: &tied, policy: GatherPolicy::Never };
+    assert_eq!(text(&own_code_actions(stage)), "U0.0 C2.0 C1.0 C0.0 C3.0");
 }
 
 #[test]
