@@ -261,7 +261,7 @@ impl Gradients {
                     sum.state = SumState::ScatteringRound(gradient.start_scattered_sum(shards));
                     self.in_flight = Some(unit);
                 }
-                _ => sum.add(number, gradient, memory),
+                _ => sum.tree.add(number, gradient, |left, right| merge(left, right, &mut sum.pool, memory)),
             }
         }
         self.start_due(at, groups)
@@ -453,18 +453,6 @@ impl BucketSum {
                 Ok(self.pool.pop().unwrap_or_else(|| groups.allocator.zeros(dtype, lens.1)))
             }
         }
-    }
-
-    /// Adds the gradients of a micro-batch, or this rank's shard of those of a round.
-    fn add(&mut self, number: usize, gradient: Flat, memory: &GradientMemory) {
-        let pool = &mut self.pool;
-        self.tree.add(number, gradient, |left, right| merge(left, right, pool, memory));
-    }
-
-    /// Returns the sum of all micro-batches, or of this rank's shards of all rounds, and empties the tree.
-    fn take(&mut self, memory: &GradientMemory) -> Option<Flat> {
-        let pool = &mut self.pool;
-        self.tree.finish(|left, right| merge(left, right, pool, memory))
     }
 }
 

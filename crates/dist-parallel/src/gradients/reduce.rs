@@ -5,7 +5,7 @@ use std::time::Duration;
 use dist_collectives::Communicator;
 
 use super::layout::GradientBucket;
-use super::{BucketSum, GradientMemory, Gradients, SumState};
+use super::{BucketSum, GradientMemory, Gradients, SumState, merge};
 use crate::flat::{Flat, PendingFlat};
 use crate::flat_storage::Allocator;
 use crate::hook_worker::{HookWorker, WorkHandle};
@@ -73,7 +73,12 @@ impl Gradients {
                 else {
                     unreachable!("every reduction has started")
                 };
-                sum.state = SumState::Mean(Mean::of(reduction.wait(groups)?, bucket.mean_dtype, count));
+                let reduced = match reduction {
+                    Reduction::Scatter(pending) | Reduction::AllReduce(pending) => groups.wait(pending)?,
+                    Reduction::Hook(work) => groups.timed(|| work.wait())?,
+                    Reduction::Done(sum) => sum,
+                };
+                sum.state = SumState::Mean(Mean::of(reduced, bucket.mean_dtype, count));
             }
         }
         (self.started, self.ended) = (0, 0);
@@ -106,7 +111,7 @@ impl Gradients {
             let gradient = groups.wait(pending)?;
             let recycled = sum.recycled.take();
             let part = groups.own_shard(&gradient, bucket, recycled)?;
-            sum.add(*ended, part, memory);
+            sum.tree.add(*ended, part, |left, right| merge(left, right, &mut sum.pool, memory));
             match memory {
                 GradientMemory::Shared(pool) => pool.give(gradient),
                 GradientMemory::OfEachBucket => sum.pool.push(gradient),
@@ -126,7 +131,8 @@ impl Gradients {
         let number = self.layout.buckets_before(unit);
         for (index, bucket) in self.layout.units()[unit].buckets.iter().enumerate() {
             let sum = &mut self.sums[unit][index];
-            let whole = match sum.take(&self.memory) {
+            let whole = sum.tree.finish(|left, right| merge(left, right, &mut sum.pool, &self.memory));
+            let whole = match whole {
                 Some(whole) => whole,
                 None => sum.nothing(bucket, self.scatter, groups)?,
             };
@@ -255,16 +261,5 @@ impl<'a> ReduceGroups<'a> {
         let done = wait();
         *self.waited += runtime.now().saturating_sub(began);
         done
-    }
-}
-
-impl Reduction {
-    /// Waits for the sum over all ranks.
-    fn wait(self, groups: &mut ReduceGroups<'_>) -> Result<Flat> {
-        match self {
-            Self::Scatter(pending) | Self::AllReduce(pending) => groups.wait(pending),
-            Self::Hook(work) => groups.timed(|| work.wait()),
-            Self::Done(sum) => Ok(sum),
-        }
     }
 }

@@ -57,7 +57,8 @@ impl TestRank {
     /// Returns this rank's sum of a bucket.
     fn take_sum(&mut self, bucket: usize) -> Flat {
         let Gradients { sums, layout, memory, scatter, .. } = &mut self.gradients;
-        let sum = sums[bucket][0].take(memory);
+        let sum = &mut sums[bucket][0];
+        let sum = sum.tree.finish(|left, right| merge(left, right, &mut sum.pool, memory));
         let planned = &layout.units()[bucket].buckets[0];
         sum.unwrap_or_else(|| alone(|groups| sums[bucket][0].nothing(planned, *scatter, groups)).unwrap())
     }
