@@ -7,13 +7,13 @@ use std::ops::Range;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor};
 use candle_nn::VarMap;
-use dist_parallel::checkpoint::{Checkpoints, Chunk, Saving, ShardMetadata, Shards, Slice};
-use dist_parallel::internal::LoopSteps;
+use dist_parallel::checkpoint::{Checkpoints, Saving, Shards};
+use dist_parallel::internal::{LoopSteps, delegate_shards};
 use dist_parallel::model::Pass;
 use dist_parallel::optim::OptimizerState;
 use dist_parallel::own_loop::gradient_norm;
 use dist_parallel::step::StepReport;
-use dist_parallel::{BoxError, Communicator, Ddp, DdpOptions, ParamInfo, Values, ValuesMut};
+use dist_parallel::{BoxError, Communicator, Ddp, DdpOptions};
 
 use crate::array::Array;
 use crate::slices::Locked;
@@ -561,64 +561,20 @@ impl From<Ddp<Variables>> for DataParallel {
     }
 }
 
-/// For [`Checkpoints`] and [`load_weights`](dist_parallel::checkpoint::load_weights). To save and load the
-/// state of an [`AdamW`] too, use [`DataParallel::save`] and [`DataParallel::load`], which map the
-/// optimizer's variables to names.
-impl Shards for DataParallel {
-    fn infos(&self) -> &[ParamInfo] {
-        self.ddp.infos()
-    }
-
-    fn parameters(&self) -> ShardMetadata<Chunk> {
-        self.ddp.parameters()
-    }
-
-    fn untrained_to_save(&self) -> Vec<Chunk> {
-        self.ddp.untrained_to_save()
-    }
-
-    fn slices(&self) -> ShardMetadata<Slice> {
-        self.ddp.slices()
-    }
-
-    fn unsaved(&self) -> Option<String> {
-        self.ddp.unsaved()
-    }
-
-    fn read(&self, chunk: Chunk, f: &mut dyn FnMut(Values<'_>)) -> dist_parallel::Result<()> {
-        self.ddp.read(chunk, f)
-    }
-
-    fn write(&mut self, chunk: Chunk, f: &mut dyn FnMut(ValuesMut<'_>)) -> dist_parallel::Result<()> {
-        self.ddp.write(chunk, f)
-    }
-
-    fn check_alike(&mut self) -> dist_parallel::Result<()> {
-        self.ddp.check_alike()
-    }
-
-    fn updates(&self) -> u64 {
-        self.ddp.updates()
-    }
-
-    fn loaded(&mut self) -> dist_parallel::Result<()> {
+impl DataParallel {
+    /// Begins again after values were loaded.
+    fn restart(&mut self) {
         self.report = None;
         self.steps.restart();
-        self.ddp.loaded()
-    }
-
-    fn steps(&self) -> u64 {
-        self.ddp.steps()
-    }
-
-    fn set_steps(&mut self, steps: u64) {
-        self.ddp.set_steps(steps);
-    }
-
-    fn communicator_mut(&mut self) -> &mut Communicator {
-        self.ddp.communicator_mut()
     }
 }
+
+delegate_shards!(
+    /// For [`Checkpoints`] and [`load_weights`](dist_parallel::checkpoint::load_weights). To save and load the
+    /// state of an [`AdamW`] too, use [`DataParallel::save`] and [`DataParallel::load`], which map the
+    /// optimizer's variables to names.
+    impl Shards for DataParallel, ddp, DataParallel::restart
+);
 
 impl fmt::Debug for DataParallel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -97,6 +97,7 @@ pub mod own_loop {
 pub mod internal {
     pub use dist_collectives::transport::{Chain, error_enum};
 
+    pub use crate::engine::delegate_shards;
     pub use crate::loop_steps::LoopSteps;
     pub use crate::picture::{Axis, Bar, BarChart, BarPanel, Chart, Curve, LineStyle, Scale, TickText};
 }

@@ -377,7 +377,7 @@ impl<M: Params> Ddp<M> {
     }
 }
 
-delegate_shards!(<M: Params> Ddp<M>);
+delegate_shards!(impl<M: Params> Shards for Ddp<M>, engine);
 
 impl<M: Params> Ddp<M> {
     /// Takes a step like [`step_with`](Self::step_with), for a model that is a [`Block`]. `batch` returns the input

@@ -22,7 +22,8 @@ pub(crate) use actions::{GatherPolicy, StageUnits, StepAction, UnitOf, step_acti
 pub(crate) use initial::{Given, InitialValues};
 pub(crate) use interpreter::{Interpreter, PassInput};
 pub(crate) use round_actions::RoundActions;
-pub(crate) use shards::delegate_shards;
+#[doc(hidden)]
+pub use shards::delegate_shards;
 pub(crate) use stage::Stage;
 pub(crate) use work::{AssignedMicroBatch, BatchSource, Work};
 

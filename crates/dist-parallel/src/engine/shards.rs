@@ -88,74 +88,90 @@ impl<M: Params> Shards for StepEngine<M> {
     }
 }
 
-/// Implements [`Shards`] for a trainer by its `engine`.
-macro_rules! delegate_shards {
-    (<$parameter:ident $(: $bound:path)?> $trainer:ty) => {
-        impl<$parameter $(: $bound)?> $crate::Shards for $trainer {
+/// Implements [`Shards`](crate::checkpoint::Shards) for a trainer by one of its fields. `loaded` is called before that of
+/// the field.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __delegate_shards {
+    (
+        $(#[$meta:meta])*
+        impl $(<$parameter:ident $(: $bound:path)?>)? Shards for $trainer:ty, $field:ident $(, $loaded:path)?
+    ) => {
+        $(#[$meta])*
+        impl $(<$parameter $(: $bound)?>)? $crate::checkpoint::Shards for $trainer {
             fn infos(&self) -> &[$crate::ParamInfo] {
-                $crate::Shards::infos(&self.engine)
+                $crate::checkpoint::Shards::infos(&self.$field)
             }
 
-            fn parameters(&self) -> $crate::ShardMetadata<$crate::Chunk> {
-                self.engine.parameters()
+            fn parameters(&self) -> $crate::checkpoint::ShardMetadata<$crate::checkpoint::Chunk> {
+                $crate::checkpoint::Shards::parameters(&self.$field)
             }
 
-            fn untrained_to_save(&self) -> Vec<$crate::Chunk> {
-                self.engine.untrained_to_save()
+            fn untrained_to_save(&self) -> Vec<$crate::checkpoint::Chunk> {
+                $crate::checkpoint::Shards::untrained_to_save(&self.$field)
             }
 
-            fn slices(&self) -> $crate::ShardMetadata<$crate::Slice> {
-                self.engine.slices()
+            fn slices(&self) -> $crate::checkpoint::ShardMetadata<$crate::checkpoint::Slice> {
+                $crate::checkpoint::Shards::slices(&self.$field)
             }
 
             fn unsaved(&self) -> Option<String> {
-                self.engine.unsaved()
+                $crate::checkpoint::Shards::unsaved(&self.$field)
             }
 
-            fn read(&self, chunk: $crate::Chunk, f: &mut dyn FnMut($crate::Values<'_>)) -> $crate::Result<()> {
-                self.engine.read(chunk, f)
+            fn leaves_out(&self, tensor: &str) -> bool {
+                $crate::checkpoint::Shards::leaves_out(&self.$field, tensor)
+            }
+
+            fn read(
+                &self,
+                chunk: $crate::checkpoint::Chunk,
+                f: &mut dyn FnMut($crate::Values<'_>),
+            ) -> $crate::Result<()> {
+                $crate::checkpoint::Shards::read(&self.$field, chunk, f)
             }
 
             fn write(
                 &mut self,
-                chunk: $crate::Chunk,
+                chunk: $crate::checkpoint::Chunk,
                 f: &mut dyn FnMut($crate::ValuesMut<'_>),
             ) -> $crate::Result<()> {
-                self.engine.write(chunk, f)
+                $crate::checkpoint::Shards::write(&mut self.$field, chunk, f)
             }
 
             fn frozen_checksums(&self) -> $crate::Result<Vec<(usize, u32)>> {
-                self.engine.frozen_checksums()
+                $crate::checkpoint::Shards::frozen_checksums(&self.$field)
             }
 
             fn check_alike(&mut self) -> $crate::Result<()> {
-                self.engine.check_alike()
+                $crate::checkpoint::Shards::check_alike(&mut self.$field)
             }
 
             fn updates(&self) -> u64 {
-                self.engine.updates()
+                $crate::checkpoint::Shards::updates(&self.$field)
             }
 
             fn loaded(&mut self) -> $crate::Result<()> {
-                self.engine.loaded()
+                $($loaded(self);)?
+                $crate::checkpoint::Shards::loaded(&mut self.$field)
             }
 
             fn steps(&self) -> u64 {
-                self.engine.steps()
+                $crate::checkpoint::Shards::steps(&self.$field)
             }
 
             fn set_steps(&mut self, steps: u64) {
-                self.engine.set_steps(steps);
+                $crate::checkpoint::Shards::set_steps(&mut self.$field, steps);
             }
 
             fn communicator_mut(&mut self) -> &mut $crate::Communicator {
-                &mut self.engine.world
+                $crate::checkpoint::Shards::communicator_mut(&mut self.$field)
             }
         }
     };
 }
 
-pub(crate) use delegate_shards;
+pub use __delegate_shards as delegate_shards;
 
 impl<M: Params> StepEngine<M> {
     fn held_chunks(&self) -> Vec<Chunk> {

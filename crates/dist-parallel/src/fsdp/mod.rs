@@ -323,7 +323,7 @@ impl<A> Fsdp<A> {
     }
 }
 
-delegate_shards!(<A> Fsdp<A>);
+delegate_shards!(impl<A> Shards for Fsdp<A>, engine);
 
 impl<A> fmt::Debug for Fsdp<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
