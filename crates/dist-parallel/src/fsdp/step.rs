@@ -38,8 +38,17 @@ impl<A> Fsdp<A> {
         micro_batches: usize,
         batches: Batches<'_, A>,
     ) -> Result<StepReport> {
+        self.step_work(micro_batches, Work::of_batches(Sequence::block, batches))
+    }
+
+    /// Takes a step of this work.
+    pub(crate) fn step_work<B>(
+        &mut self,
+        micro_batches: usize,
+        work: Work<'_, '_, Sequence<A>, B>,
+    ) -> Result<StepReport> {
         self.engine.world.announce(STEP, "step");
-        self.engine.step(micro_batches, Work::of_batches(Sequence::block, batches))
+        self.engine.step(micro_batches, work)
     }
 
     /// Computes the mean gradients of the micro-batches that the ranks have, accumulated ones included: `own` on this

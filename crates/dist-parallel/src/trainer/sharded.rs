@@ -35,9 +35,16 @@ impl<A: 'static> Trainer<A> for Fsdp<A> {
         self.step_batches(micro_batches, batches)
     }
 
-    fn step_computation(&mut self, _: usize, _: Computation<'_, Sequence<A>>) -> Result<StepReport> {
+    fn step_computation(
+        &mut self,
+        micro_batches: usize,
+        computation: Computation<'_, Sequence<A>>,
+    ) -> Result<StepReport> {
+        if !self.plan().options.strategy.shards_parameters() {
+            return self.step_work(micro_batches, computation.into());
+        }
         let reason =
-            "the trainer runs the model's blocks itself, because it gathers and reduces them unit by unit";
+            "the trainer runs the model's blocks itself, because it gathers and frees them unit by unit";
         Err(Error::NotWithStrategy { feature: "step_with", strategy: self.strategy(), reason })
     }
 
