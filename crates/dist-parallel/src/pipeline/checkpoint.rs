@@ -1,6 +1,7 @@
 //! The state that a rank of a pipeline has in a checkpoint: its shard of the parameters of its stages.
 
 use super::Pipeline;
+use crate::checkpoint::accumulated;
 use crate::engine::Stage;
 use crate::{
     Chunk, Communicator, Error, ParamInfo, Result, Sequence, ShardMetadata, Shards, Slice, Values, ValuesMut,
@@ -30,6 +31,10 @@ impl<A> Shards for Pipeline<A> {
     fn slices(&self) -> ShardMetadata<Slice> {
         let trained = self.held().filter(|chunk| self.infos[chunk.parameter].trainable);
         ShardMetadata::alone(trained.map(|chunk| Slice { number: chunk.parameter, chunk }).collect())
+    }
+
+    fn unsaved(&self) -> Option<String> {
+        accumulated(self.calls * self.total())
     }
 
     fn read(&self, chunk: Chunk, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {

@@ -4,7 +4,7 @@ use dist_collectives::Communicator;
 
 use super::Pipeline;
 use crate::agreement::hash;
-use crate::{Error, Result, StepDescriptor};
+use crate::{Error, Result, StepDescriptor, TrainingCall};
 
 /// A call that all ranks of all pipelines must make together.
 #[derive(Debug, Clone, Copy)]
@@ -37,13 +37,16 @@ impl<A> Pipeline<A> {
         self.or_abort(agreed)
     }
 
-    /// Returns the error of a step with another number of micro-batches than the schedule has for all pipelines. If all
-    /// ranks have called for it, every rank gets the error, and training can continue.
+    /// Returns the error of a call with another number of micro-batches than the schedule has for all pipelines. If all
+    /// ranks have made it, every rank gets the error, and training can continue.
     pub(crate) fn refuse_step(&mut self, requested: StepDescriptor) -> Error {
-        let name = "step(other)";
+        let name = match requested.call {
+            TrainingCall::Accumulate => "accumulate other",
+            _ => "step(other)",
+        };
         self.announce(name);
         let call = PipelineCall { name, descriptor: Some(requested) };
-        // The ranks that take a scheduled step have announced another name.
+        // The ranks that compute the scheduled number have announced another name.
         let agreed = self.compare_calls(call, requested.encode());
         let (scheduled, requested) = (self.total(), requested.micro_batches);
         let refused = agreed.and(Err::<(), _>(Error::ScheduledMicroBatches { scheduled, requested }));

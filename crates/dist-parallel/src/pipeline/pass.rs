@@ -27,8 +27,8 @@ pub(crate) struct PipelinePass<'a, A> {
 }
 
 impl<A> Pipeline<A> {
-    /// Executes a list of actions. `first` is the number of this pipeline's first micro-batch. Returns the losses that
-    /// this rank has computed, by the numbers of the micro-batches in the list.
+    /// Executes a list of actions. `first` is the number of this pipeline's first micro-batch in the call. Returns the
+    /// losses that this rank has computed, by the numbers of the micro-batches in the list.
     pub(super) fn run(
         &mut self,
         actions: &[StepAction],
@@ -37,14 +37,19 @@ impl<A> Pipeline<A> {
         clock: &mut Clock,
     ) -> Result<Vec<(usize, WeightedLoss)>> {
         let last = self.schedule.stages() - 1;
+        let (before, before_of_all) = (self.calls * self.schedule.micro_batches(), self.calls * self.total());
         let Self { stages, groups, links, nodes, activations, passes, spans, kept_most, .. } = self;
         let activations = &**activations;
         groups.take_waited();
         let trains = work.trains();
         let assigned = |micro_batch| {
             let index = first + micro_batch;
-            let pass = if trains { passes.in_step(index) } else { passes.in_evaluation(index) };
-            AssignedMicroBatch { index: Some(index), number: micro_batch, role: RoundRole::Inner, pass }
+            let pass = match trains {
+                true => passes.in_step(before_of_all + index),
+                false => passes.in_evaluation(index),
+            };
+            let number = before + micro_batch;
+            AssignedMicroBatch { index: Some(index), number, role: RoundRole::Inner, pass }
         };
         let pass = PassInput { work, assigned: &assigned };
         let pipeline =

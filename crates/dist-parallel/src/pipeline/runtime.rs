@@ -16,6 +16,7 @@ use super::{PipelineSchedule, Span, Timeline};
 use crate::abort::or_abort;
 use crate::engine::{Stage, StepAction};
 use crate::fsdp::{Groups, Precision, follow};
+use crate::loss::WeightedLoss;
 use crate::mean::Mean;
 use crate::norm::{self, SquareRange, SumOfSquares};
 use crate::pass::Passes;
@@ -94,7 +95,13 @@ pub struct Pipeline<A> {
     pub(super) passes: Passes,
     pub(super) updates: Updates,
     pub(super) unreported: Unreported,
-    /// `true` during a step. It stays `true` if the step panics.
+    /// The number of calls that have computed micro-batches since the last step, each as many as the schedule has.
+    pub(super) calls: usize,
+    /// `true` if these micro-batches have weights.
+    pub(super) weighted: bool,
+    /// This rank's losses of these micro-batches, by their numbers in this pipeline.
+    pub(super) losses: Vec<(usize, WeightedLoss)>,
+    /// `true` while micro-batches are computed. It stays `true` if the computation panics.
     pub(super) computes: bool,
 }
 
@@ -194,6 +201,9 @@ impl<A> Pipeline<A> {
             passes: Passes::default(),
             updates: Updates::new(),
             unreported: Unreported::default(),
+            calls: 0,
+            weighted: false,
+            losses: Vec::new(),
             computes: false,
         };
         let told = pipeline.broadcast_ties();
@@ -535,6 +545,8 @@ impl<A> Pipeline<A> {
         self.stages.iter_mut().for_each(Stage::forget);
         self.nodes.iter_mut().for_each(Node::forget);
         self.tied_means.iter_mut().for_each(|mean| *mean = None);
+        self.calls = 0;
+        self.losses.clear();
     }
 }
 

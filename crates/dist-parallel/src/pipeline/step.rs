@@ -8,7 +8,7 @@ use super::consensus::{CallGroups, PipelineCall};
 use super::pass::Clock;
 use super::stage::Reducing;
 use super::{Pipeline, ties};
-use crate::engine::{BatchSource, Work};
+use crate::engine::{BatchSource, StepAction, Work};
 use crate::flat::Flat;
 use crate::fsdp::{Groups, bytes_sent};
 use crate::loss::WeightedLoss;
@@ -54,22 +54,89 @@ impl<A> Pipeline<A> {
         self.announce("step");
         let mut clock = Clock::new(&self.comm);
         let sent_before = self.bytes_sent();
-        self.begin();
-        let first = self.share().start;
         let actions = Arc::clone(&self.actions);
-        let (block, source) = (Sequence::block as _, BatchSource::Stages { input, loss });
-        let passed = self.run(&actions, first, &mut Work::Blocks { weighted, block, source }, &mut clock);
-        let descriptor = StepDescriptor::new(TrainingCall::Step, self.total(), weighted);
-        let result = passed.and_then(|losses| clock.waiting(|| self.finish(sum(losses), descriptor)));
+        let passed = self.compute(&actions, weighted, BatchSource::Stages { input, loss }, &mut clock);
+        let micro_batches = self.calls * self.total();
+        let descriptor = StepDescriptor::new(TrainingCall::Step, micro_batches, weighted);
+        let result = passed.and_then(|()| clock.waiting(|| self.finish(descriptor)));
         self.computes = false;
+        let loss = self.or_forget(result)?;
+        self.calls = 0;
+        let pass = self.passes.end_step();
+        self.begin_forward(pass);
+        Ok(self.report(loss, micro_batches, &clock, sent_before))
+    }
+
+    /// Computes gradients that the next step adds to its own, of as many micro-batches as the schedule has.
+    ///
+    /// Several calls and a step give the result of one step with all their micro-batches. If there are several
+    /// pipelines, each computes its [`share`](Self::share) of each call. All micro-batches of a step have a [loss](Loss)
+    /// of one type. `input` and `loss` are as in [`step`](Self::step). Their numbers begin at 0 in each call.
+    ///
+    /// # Errors
+    /// The errors of [`step`](Self::step). [`PartlyWeighted`](Error::PartlyWeighted) if only some micro-batches since
+    /// the last step have weights.
+    #[doc(alias = "no_sync")]
+    pub fn accumulate<C: Loss>(
+        &mut self,
+        mut input: impl FnMut(usize) -> Result<A, BoxError>,
+        mut loss: impl FnMut(usize, A) -> Result<(C, A), BoxError>,
+    ) -> Result<()> {
+        let mut loss =
+            |index, output| loss(index, output).map(|(loss, gradient)| (loss.weighted(), gradient));
+        self.accumulate_micro_batches(C::WEIGHTED, &mut input, &mut loss)
+    }
+
+    /// [Accumulates](Self::accumulate) micro-batches. `weighted` is `true` if the losses have weights.
+    pub(crate) fn accumulate_micro_batches(
+        &mut self,
+        weighted: bool,
+        input: &mut dyn FnMut(usize) -> Result<A, BoxError>,
+        loss: &mut dyn FnMut(usize, A) -> Result<(WeightedLoss, A), BoxError>,
+    ) -> Result<()> {
+        self.announce("accumulate");
+        let mut clock = Clock::new(&self.comm);
+        let reduces = |action: &StepAction| matches!(action, StepAction::Reduce(_));
+        let actions: Vec<_> = self.actions.iter().copied().filter(|action| !reduces(action)).collect();
+        let passed = self.compute(&actions, weighted, BatchSource::Stages { input, loss }, &mut clock);
+        let result = passed.and_then(|()| self.finish_messages());
+        self.computes = false;
+        self.or_forget(result)
+    }
+
+    /// Computes the micro-batches of a call, in addition to those since the last step.
+    fn compute(
+        &mut self,
+        actions: &[StepAction],
+        weighted: bool,
+        source: BatchSource<'_, A>,
+        clock: &mut Clock,
+    ) -> Result<()> {
+        self.begin();
+        if self.calls > 0 && self.weighted != weighted {
+            return Err(Error::PartlyWeighted);
+        }
+        let before = self.calls * self.schedule.micro_batches();
+        let (first, block) = (self.share().start, Sequence::block as _);
+        let losses = self.run(actions, first, &mut Work::Blocks { weighted, block, source }, clock)?;
+        self.losses.extend(losses.into_iter().map(|(index, loss)| (before + index, loss)));
+        (self.calls, self.weighted) = (self.calls + 1, weighted);
+        ties::pass_on(&mut self.nodes, true)
+    }
+
+    /// Waits until the messages of a call were received.
+    fn finish_messages(&mut self) -> Result<()> {
+        self.links.finish()?;
+        self.nodes.iter_mut().try_for_each(ties::Node::finish)
+    }
+
+    /// [Aborts](Self::or_abort) the job on an error that other ranks do not get, and drops the step on every error.
+    fn or_forget<T>(&mut self, result: Result<T>) -> Result<T> {
         let ended = self.or_abort(result);
         if ended.is_err() {
             self.forget();
         }
-        let loss = ended?;
-        let pass = self.passes.end_step();
-        self.begin_forward(pass);
-        Ok(self.report(loss, self.total(), &clock, sent_before))
+        ended
     }
 
     pub(super) fn report(
@@ -95,7 +162,8 @@ impl<A> Pipeline<A> {
         comms.map(bytes_sent).sum::<u64>() + self.groups.bytes_sent() + self.links.bytes_sent() + ties
     }
 
-    /// Starts a step. If an earlier step panicked and the caller caught that, its unfinished state is dropped.
+    /// Starts the micro-batches of a call. If an earlier call panicked and the caller caught that, its unfinished state
+    /// is dropped.
     fn begin(&mut self) {
         if std::mem::replace(&mut self.computes, true) {
             self.forget();
@@ -107,19 +175,20 @@ impl<A> Pipeline<A> {
             stage.gradients.begin_step();
             stage.buffers.record_forward();
         }
-        self.nodes.iter_mut().for_each(ties::Node::begin);
+        let before = self.calls * self.schedule.micro_batches();
+        self.nodes.iter_mut().for_each(|node| node.begin(before));
         self.tied_means.iter_mut().for_each(|mean| *mean = None);
     }
 
-    /// Returns the number of micro-batches of all pipelines.
+    /// Returns the number of micro-batches of all pipelines in a call.
     pub(super) fn total(&self) -> usize {
         self.schedule.micro_batches() * self.replica_position().1
     }
 
     /// Finishes a step after all actions: means of ties, gradients and losses. Returns the mean loss.
-    fn finish(&mut self, own: WeightedLoss, descriptor: StepDescriptor) -> Result<f32> {
-        ties::pass_on(&mut self.nodes, true)?;
+    fn finish(&mut self, descriptor: StepDescriptor) -> Result<f32> {
         let mut tied = self.start_ties()?;
+        let own = sum(std::mem::take(&mut self.losses));
         let (loss, count) = self.agree_on_step(own, descriptor, &mut tied)?;
         self.updates.record_step();
         let groups = &mut self.groups;
@@ -130,8 +199,7 @@ impl<A> Pipeline<A> {
                 self.tied_means[tie] = Some(Mean::of(sum.wait()?, dtype, count)).filter(|_| used);
             }
         }
-        self.links.finish()?;
-        self.nodes.iter_mut().try_for_each(ties::Node::finish)?;
+        self.finish_messages()?;
         self.synchronise_buffers()?;
         let mut unreported = std::mem::take(&mut self.unreported);
         unreported.warn_once(|| self.without_gradient());
@@ -177,7 +245,7 @@ impl<A> Pipeline<A> {
         let of_stages = self.stages.iter_mut().flat_map(|stage| stage.gradients.used_mut());
         let flags: Vec<&mut bool> = of_stages.chain(of_ties).collect();
         let used: Vec<bool> = flags.iter().map(|used| **used).collect();
-        let computed = if is_last { self.schedule.micro_batches() } else { 0 };
+        let computed = if is_last { self.calls * self.schedule.micro_batches() } else { 0 };
         let mut numbers = StepConsensus::encode(computed, count, descriptor, &self.updates, &used);
         let mut loss = [loss];
         let Groups { shards, replicas, .. } = &mut self.groups;

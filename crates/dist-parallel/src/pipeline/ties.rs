@@ -116,6 +116,8 @@ pub(super) struct Node {
     earlier: Earlier,
     /// The order of the micro-batches, equal on all stages of the tie.
     order: Vec<usize>,
+    /// The number of micro-batches of earlier calls since the last step.
+    accumulated: usize,
     /// The number of micro-batches that were passed on.
     passed: usize,
     /// This stage's gradients by micro-batch, for each of its parameters that reported, in order.
@@ -161,6 +163,7 @@ impl Node {
             earlier,
             ended: vec![false; order.len()],
             order,
+            accumulated: 0,
             passed: 0,
             own: BTreeMap::new(),
             sum: TreeSum::new(),
@@ -207,9 +210,9 @@ impl Node {
         matches!(self.earlier, Earlier::Sum)
     }
 
-    /// Starts a step.
-    pub(super) fn begin(&mut self) {
-        self.passed = 0;
+    /// Starts the micro-batches of a call, after `accumulated` others since the last step.
+    pub(super) fn begin(&mut self, accumulated: usize) {
+        (self.accumulated, self.passed) = (accumulated, 0);
         self.ended.fill(false);
         if let Later::There(link) = &mut self.later {
             link.begin(self.order.len());
@@ -291,7 +294,7 @@ impl Node {
 
     /// Adds the sum of a micro-batch, on the first stage.
     fn add(&mut self, sum: Option<Flat>) {
-        let micro_batch = self.order[self.passed - 1];
+        let micro_batch = self.accumulated + self.order[self.passed - 1];
         self.used |= sum.is_some();
         let gradient = sum.unwrap_or_else(|| Flat::zeros(self.info.dtype.sum_dtype(), self.info.len()));
         self.sum.add(micro_batch, gradient, add);

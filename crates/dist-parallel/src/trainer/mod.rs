@@ -403,11 +403,11 @@ impl<A> dyn Trainer<A> + '_ {
         with_computation(compute, |computation| self.step_computation(micro_batches, computation))
     }
 
-    /// Computes gradients that the next step adds to its own. All micro-batches of a step have a loss of one type.
+    /// Computes gradients that the next step adds to its own. All micro-batches of a step have a loss of one type. A
+    /// pipeline accumulates as many micro-batches as its schedule has.
     ///
     /// # Errors
-    /// Those of [`step`](#method.step). [`NotWithStrategy`](Error::NotWithStrategy) for a pipeline, whose schedule has
-    /// all micro-batches of a step.
+    /// Those of [`step`](#method.step).
     #[doc(alias = "no_sync")]
     pub fn accumulate<C: Loss, L>(
         &mut self,

@@ -6,12 +6,13 @@ use std::ops::Range;
 
 use dist_collectives::Communicator;
 
-use super::{Batches, Computation, Evaluation, StageCopies, Strategy, Trainer};
+use super::{BatchFn, Batches, Computation, Evaluation, StageCopies, Strategy, Trainer};
 use crate::checkpoint::Shards;
 use crate::fsdp::{Precision, follow};
+use crate::loss::WeightedLoss;
 use crate::pipeline::{Activations, Pipeline, ScheduleKind, split_into_stages};
 use crate::{
-    Error, Optimizer, ParamInfo, Result, Sequence, StepDescriptor, StepReport, TrainingCall, Values,
+    BoxError, Error, Optimizer, ParamInfo, Result, Sequence, StepDescriptor, StepReport, TrainingCall, Values,
 };
 
 /// One pipeline of all ranks, or several pipelines of neighbouring ranks.
@@ -89,6 +90,13 @@ impl<A> PipelineTrainer<A> {
         &mut self.pipeline
     }
 
+    /// Returns the pipeline for a call with as many micro-batches as its schedule has.
+    fn scheduled(&mut self, descriptor: StepDescriptor) -> Result<&mut Pipeline<A>> {
+        let fits = descriptor.micro_batches == self.micro_batches;
+        let pipeline = self.following();
+        if fits { Ok(pipeline) } else { Err(pipeline.refuse_step(descriptor)) }
+    }
+
     fn not_with_pipelines(&self, feature: &'static str, reason: &'static str) -> Error {
         Error::NotWithStrategy { feature, strategy: self.strategy, reason }
     }
@@ -112,27 +120,20 @@ impl<A: 'static> Trainer<A> for PipelineTrainer<A> {
     }
 
     fn step_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<StepReport> {
-        let Batches { weighted, next } = batches;
-        if micro_batches != self.micro_batches {
-            let descriptor = StepDescriptor::new(TrainingCall::Step, micro_batches, weighted);
-            return Err(self.following().refuse_step(descriptor));
-        }
-        let next = RefCell::new(next);
-        let mut input = |index| Ok(next.borrow_mut()(index)?.0);
-        let mut loss = |index, output| {
-            let (_, loss) = next.borrow_mut()(index)?;
-            loss(output)
-        };
-        self.following().step_micro_batches(weighted, &mut input, &mut loss)
+        let (weighted, next) = (batches.weighted, RefCell::new(batches.next));
+        let descriptor = StepDescriptor::new(TrainingCall::Step, micro_batches, weighted);
+        self.scheduled(descriptor)?.step_micro_batches(weighted, &mut input_of(&next), &mut loss_of(&next))
     }
 
     fn step_computation(&mut self, _: usize, _: Computation<'_, Sequence<A>>) -> Result<StepReport> {
         Err(self.not_with_pipelines("step_with", "no rank has the whole model"))
     }
 
-    fn accumulate_batches(&mut self, _: usize, _: Batches<'_, A>) -> Result<()> {
-        let reason = "its schedule has all micro-batches of a step: use a schedule of more micro-batches";
-        Err(self.not_with_pipelines("accumulation", reason))
+    fn accumulate_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<()> {
+        let (weighted, next) = (batches.weighted, RefCell::new(batches.next));
+        let descriptor = StepDescriptor::new(TrainingCall::Accumulate, micro_batches, weighted);
+        let pipeline = self.scheduled(descriptor)?;
+        pipeline.accumulate_micro_batches(weighted, &mut input_of(&next), &mut loss_of(&next))
     }
 
     fn join_batches(&mut self, _: usize, _: Batches<'_, A>) -> Result<Option<StepReport>> {
@@ -201,6 +202,21 @@ impl<A: 'static> Trainer<A> for PipelineTrainer<A> {
         let Self { pipeline, world, .. } = *self;
         let (comm, stages) = pipeline.into_parts()?;
         Ok((world.unwrap_or(comm), stages))
+    }
+}
+
+/// Returns the function for the inputs of these micro-batches.
+fn input_of<A>(next: &RefCell<&mut BatchFn<'_, A>>) -> impl FnMut(usize) -> Result<A, BoxError> {
+    |index| Ok(next.borrow_mut()(index)?.0)
+}
+
+/// Returns the function for their losses, which another rank calls.
+fn loss_of<A>(
+    next: &RefCell<&mut BatchFn<'_, A>>,
+) -> impl FnMut(usize, A) -> Result<(WeightedLoss, A), BoxError> {
+    |index, output| {
+        let (_, loss) = next.borrow_mut()(index)?;
+        loss(output)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dist_collectives::Communicator;
+use dist_parallel::checkpoint::Shards as _;
 use dist_parallel::pipeline::{Pipeline, PipelineSchedule, PlainVectors, ScheduleKind, split_into_stages};
 use dist_parallel::{Params, Values};
 use dist_transport::sim;
@@ -82,6 +83,38 @@ fn every_schedule_trains_like_one_process(
         }
         let own: usize = results.iter().map(|(_, own)| own).sum();
         assert_eq!(own, expected.0.len(), "every parameter is on one rank");
+    }
+}
+
+#[rstest]
+fn accumulated_micro_batches_are_summed_like_those_of_one_step(
+    #[values(1, 2, 3)] ranks: usize,
+    #[values(1, 3, 4)] each: usize,
+) {
+    let expected = alone(3 * each);
+    for kind in KINDS {
+        let schedule = kind.schedule(ranks, each).unwrap();
+        let outcome = sim::run(ranks as u64, ranks, move |transport| {
+            let mut pipeline = pipeline(Communicator::new(transport), schedule.clone());
+            let mut optimizer = optimizer();
+            let mut losses = Vec::new();
+            for step in 0..STEPS {
+                let input = |first: usize| move |index: usize| Ok(micro_batch(step, first + index).0);
+                let loss = |first: usize| {
+                    move |index: usize, output| squared_error(micro_batch(step, first + index).1)(output)
+                };
+                for first in [0, each] {
+                    pipeline.accumulate(input(first), loss(first)).unwrap();
+                }
+                assert!(pipeline.unsaved().unwrap().contains(&format!("of {} accumulated", 2 * each)));
+                let report = pipeline.step(input(2 * each), loss(2 * each)).unwrap();
+                assert_eq!((report.micro_batches, pipeline.unsaved()), (3 * each, None));
+                losses.push(report.loss.to_bits());
+                pipeline.update(&mut optimizer).unwrap();
+            }
+            (whole(&mut pipeline), losses)
+        });
+        assert!(outcome.results.iter().all(|trained| *trained == expected), "{kind:?}");
     }
 }
 

@@ -316,8 +316,9 @@ fn step_with(setup: Setup) -> Result<Vec<f32>> {
 }
 
 fn accumulate(setup: Setup) -> Result<Vec<f32>> {
-    let mut training = setup.build(blocks())?;
-    let half = training.micro_batches.len() / 2;
+    let half = setup.micro_batches.len() / 2;
+    let options = setup.options.with_micro_batches(half);
+    let mut training = Setup { options, ..setup }.build(blocks())?;
     training.trainer.accumulate(half, |index| batch(0, index))?;
     training.trainer.step(half, |index| batch(0, half + index))?;
     training.trainer.update(&mut training.sgd)?;
