@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dist_collectives::Communicator;
 use dist_parallel::checkpoint::Checkpoints;
-use dist_parallel::fsdp::Precision;
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, Precision, ShardingStrategy};
 use dist_parallel::optim::{AdamW, AdamWOptions, Sgd, SgdOptions};
 use dist_parallel::pipeline::PlainVectors;
 use dist_parallel::trainer::{Trainer, TrainerOptions};
@@ -16,7 +16,11 @@ use crate::errors::run_at_once;
 use crate::join::Echo;
 use crate::plain::{Rows, bits, micro_batch, model, squared_error};
 
+/// Returns a trainer. `no_shard` is [`Fsdp`] without shards, which no [`Strategy`](dist_parallel::trainer::Strategy) builds.
 fn trainer(comm: Communicator, strategy: &str, model: Sequence<Rows>) -> Box<dyn Trainer<Rows>> {
+    if strategy == "no_shard" {
+        return Box::new(Fsdp::new(comm, model, &FsdpOptions::new(ShardingStrategy::NoShard)).unwrap());
+    }
     TrainerOptions::new(strategy.parse().unwrap()).build(comm, model, PlainVectors).unwrap()
 }
 
@@ -151,7 +155,7 @@ fn weighted_micro_batches_are_not_added_to_others(
 /// The second attempt can have other arguments.
 #[rstest]
 fn a_step_that_panicked_leaves_nothing_for_the_next(
-    #[values("ddp", "zero1", "zero2", "fsdp", "hybrid:2")] strategy: &'static str,
+    #[values("ddp", "no_shard", "zero1", "zero2", "fsdp", "hybrid:2")] strategy: &'static str,
     #[values((false, false), (false, true), (true, false), (true, true))] accumulates: (bool, bool),
     #[values(false, true)] joins: bool,
     #[values(false, true)] in_the_loss: bool,
