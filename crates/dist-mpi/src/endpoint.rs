@@ -8,7 +8,7 @@ use std::time::Duration;
 use dist_transport::shm_group::CALLS_MAX;
 use dist_transport::{
     Abort, Activity, Cause, ChannelId, Combine, Error, Fingerprint, Inbox, Incoming, LazyDeadline, Outgoing,
-    Rank, Refusal, Result, Runtime, Sink, Traffic, Transport,
+    Pause, Rank, Refusal, Result, Runtime, Sink, Traffic, Transport,
 };
 
 use crate::records::{LONG_WAIT, WaitReport};
@@ -32,6 +32,8 @@ pub(crate) struct Endpoint {
     traffic: Traffic,
     /// The matched message of each peer that has begun to arrive. Empty before the first call for such messages.
     matched: Vec<Option<MatchedReceive>>,
+    /// The matched messages that were sent in part when a call paused, with their receivers.
+    unsent: Vec<(usize, Sending)>,
     /// `true` if the ranks of this host have fewer cores than ranks.
     is_oversubscribed: bool,
 }
@@ -50,6 +52,7 @@ impl CallHistory {
 }
 
 /// A message that is being sent.
+#[derive(Clone, Copy)]
 struct Sending {
     sent: usize,
     len: usize,
@@ -122,6 +125,7 @@ impl Endpoint {
             announced: CallHistory::NONE,
             traffic: Traffic::default(),
             matched: Vec::new(),
+            unsent: Vec::new(),
             is_oversubscribed: false,
         };
         let (cores, ranks) = transport.cores_of(|_| true);
@@ -278,8 +282,9 @@ impl Endpoint {
         inbox: &mut dyn Inbox,
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
-        let mut sending: Vec<_> = sends.iter().map(|(_, send)| Sending::new(send.len())).collect();
+        let mut sending = self.begin_sends(sends);
         let mut to_send: Vec<usize> = (0..sends.len()).collect();
+        let mut reported = vec![false; sends.len()];
         let sources = inbox.sources().to_vec();
         let mut receiving = std::mem::take(&mut self.matched);
         receiving.resize_with(self.rank.world_size(), || None);
@@ -290,6 +295,15 @@ impl Endpoint {
             let mut has_moved = false;
             let sent =
                 self.send_parts(&mut state, sends, &mut sending, &mut to_send, &mut busy, &mut has_moved);
+            if has_moved {
+                for position in (0..sends.len()).filter(|&position| sending[position].is_done()) {
+                    if !std::mem::replace(&mut reported[position], true) {
+                        traffic.messages_sent += 1;
+                        traffic.bytes_sent += sends[position].1.len() as u64;
+                        inbox.sent(position);
+                    }
+                }
+            }
             self.world.progress(&mut state);
             let taken = sent.and_then(|()| {
                 sources.iter().try_for_each(|&from| {
@@ -301,10 +315,14 @@ impl Endpoint {
                 break Err(failure);
             }
             let first = sources.iter().find(|&&from| inbox.awaits(from));
-            let first = first.filter(|_| has_moved || !inbox.returns_at_once());
             let first = first.map(|&from| (Activity::Receive, from));
             let first = first.or_else(|| to_send.first().map(|&index| (Activity::Send, sends[index].1.to)));
-            let Some((activity, peer)) = first else {
+            let pauses = match inbox.pause() {
+                Pause::Never => false,
+                Pause::WhenIdle => !has_moved,
+                Pause::Now => true,
+            };
+            let Some((activity, peer)) = first.filter(|_| !pauses) else {
                 self.leave_sends(&mut state, sends.iter().map(|(_, send)| send.len()).sum());
                 break Ok(());
             };
@@ -315,13 +333,25 @@ impl Endpoint {
             if has_moved {
                 wait.renew();
             } else if let Err(failure) = self.pause(&mut wait, due, activity, peer) {
-                break Err(failure);
+                let pauses = matches!(failure, Failure::TimedOut(..)) && inbox.pauses_at_deadline();
+                break if pauses { Ok(()) } else { Err(failure) };
             }
         };
         self.matched = receiving;
+        let begun = to_send.into_iter().filter(|&index| sending[index].is_begun).collect::<Vec<_>>();
+        self.unsent.extend(begun.into_iter().map(|index| (sends[index].1.to, sending[index])));
         self.end_wait(&wait);
         self.traffic = self.traffic + traffic;
         result.map_err(|failure| self.fail(failure, due))
+    }
+
+    /// Returns the states of messages that are sent. The first one to a peer may have been sent in part.
+    fn begin_sends(&mut self, sends: &[(Fingerprint, Outgoing<'_>)]) -> Vec<Sending> {
+        let begin = |(_, send): &(Fingerprint, Outgoing<'_>)| {
+            let unsent = self.unsent.iter().position(|(to, _)| *to == send.to);
+            unsent.map_or_else(|| Sending::new(send.len()), |index| self.unsent.remove(index).1)
+        };
+        sends.iter().map(begin).collect()
     }
 
     /// Takes the parts of the next messages of a peer that an inbox awaits. Returns `true` if there were any.
@@ -734,9 +764,7 @@ impl Transport for Endpoint {
         sends.iter().try_for_each(|(_, send)| self.check_peer(send.to))?;
         inbox.sources().iter().try_for_each(|&from| self.check_peer(from))?;
         self.begin_operation()?;
-        self.move_matched(sends, inbox, due)?;
-        sends.iter().for_each(|(_, send)| self.count(Some(send.len()), None));
-        Ok(())
+        self.move_matched(sends, inbox, due)
     }
 
     fn wait_any_peer(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<Vec<usize>> {

@@ -1,6 +1,10 @@
-//! The receiver's side of [matched messages](crate::Transport::exchange_matched).
+//! The receiver's side of [matched messages](crate::Transport::exchange_matched), and the ways to end such a call early.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::Fingerprint;
+use crate::runtime::Unparker;
 
 /// Decides where arriving messages go. A transport gives it the fingerprint and the length of each message before
 /// it delivers a byte.
@@ -38,9 +42,90 @@ pub trait Inbox {
         false
     }
 
-    /// Returns `true` if the call must not wait for messages: it returns as soon as nothing more is sent or received.
-    fn returns_at_once(&self) -> bool {
+    /// Handles that the message at this position in the list of sends is sent.
+    fn sent(&mut self, _position: usize) {}
+
+    /// Returns whether the call pauses before everything is sent and received. The transport asks after each step.
+    fn pause(&self) -> Pause {
+        Pause::Never
+    }
+
+    /// Returns `true` if the call pauses at its deadline. Otherwise it fails then.
+    fn pauses_at_deadline(&self) -> bool {
         false
+    }
+
+    /// Returns what ends the sleep of the call when another thread wants it to ask [`pause`](Self::pause) again.
+    fn interrupt(&self) -> Option<Interrupt> {
+        None
+    }
+}
+
+/// The point at which a call to [`exchange_matched`](crate::Transport::exchange_matched) pauses: it returns, and a
+/// later call goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pause {
+    /// The call ends when everything is sent and received.
+    Never,
+    /// It pauses as soon as nothing more is sent or received without waiting.
+    WhenIdle,
+    /// It pauses now.
+    Now,
+}
+
+/// A request to a call of [`exchange_matched`](crate::Transport::exchange_matched) in another thread, which may sleep.
+/// Clones are the same request.
+#[derive(Debug, Clone, Default)]
+pub struct Interrupt(Arc<InterruptShared>);
+
+#[derive(Debug, Default)]
+struct InterruptShared {
+    is_requested: AtomicBool,
+    /// The thread that sleeps. The lock is held while the flag is set, so that no request is missed.
+    sleeper: Mutex<Option<Unparker>>,
+}
+
+impl Interrupt {
+    /// Requests the interruption, and wakes the thread that sleeps.
+    pub fn request(&self) {
+        let mut sleeper = self.lock();
+        self.0.is_requested.store(true, Ordering::Release);
+        let woken = sleeper.take();
+        drop(sleeper);
+        if let Some(unparker) = woken {
+            unparker.unpark();
+        }
+    }
+
+    /// Returns `true` if an interruption was requested and not [cleared](Self::clear).
+    #[inline]
+    pub fn is_requested(&self) -> bool {
+        self.0.is_requested.load(Ordering::Acquire)
+    }
+
+    /// Clears the request.
+    pub fn clear(&self) {
+        self.0.is_requested.store(false, Ordering::Release);
+    }
+
+    /// Sets what wakes the calling thread, which sleeps next, until [`end_sleep`](Self::end_sleep). Returns `false` if
+    /// an interruption is requested, and the thread must not sleep.
+    pub fn begin_sleep(&self, unparker: Unparker) -> bool {
+        let mut sleeper = self.lock();
+        if self.is_requested() {
+            return false;
+        }
+        *sleeper = Some(unparker);
+        true
+    }
+
+    /// Ends a sleep.
+    pub fn end_sleep(&self) {
+        *self.lock() = None;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Unparker>> {
+        self.0.sleeper.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

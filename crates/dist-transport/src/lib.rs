@@ -44,7 +44,7 @@ pub use abort::{Abort, Cause, Chain};
 pub use channel::ChannelId;
 pub use error::{Activity, Error, Result};
 pub use fingerprint::Fingerprint;
-pub use inbox::{Inbox, Refusal};
+pub use inbox::{Inbox, Interrupt, Pause, Refusal};
 pub use owned::{Allocation, Owned};
 pub use rank::Rank;
 pub use runtime::{Deadline, LazyDeadline, Runtime};

@@ -96,6 +96,10 @@ pub trait Transport: Send + fmt::Debug {
     /// call, only for it to take the bytes. To report waits, the transport uses the call of
     /// [`begin`](Transport::begin).
     ///
+    /// The inbox may [pause](Inbox::pause) the call, which then returns early. Messages that were not reported as
+    /// [sent](Inbox::sent) may have been sent in part. The next call must get them again, in the same order, before
+    /// other messages to the same ranks. Until they are sent, their memory must not change or be freed.
+    ///
     /// A transport carries either matched messages or those of the other methods, never both: [fork](Transport::fork)
     /// one for each.
     ///

@@ -1,8 +1,8 @@
 //! Matched messages: each has a call of its own, which its receiver learns with the length before it takes the bytes.
 
 use crate::{
-    Abort, Activity, Cause, Error, Fingerprint, Inbox, LazyDeadline, Outgoing, Rank, Refusal, Result,
-    Traffic, Transport,
+    Abort, Activity, Cause, Error, Fingerprint, Inbox, Interrupt, LazyDeadline, Outgoing, Pause, Rank,
+    Refusal, Result, Traffic, Transport,
 };
 
 use super::backend::{Backend, Fabric};
@@ -19,6 +19,11 @@ struct Collected {
     messages: Vec<Vec<(Fingerprint, Vec<u8>)>>,
     arriving: Vec<bool>,
     refusal: Option<Refusal>,
+    pause: Pause,
+    pauses_at_deadline: bool,
+    interrupt: Option<Interrupt>,
+    /// The positions of the messages that are sent.
+    sent: Vec<usize>,
 }
 
 impl Collected {
@@ -29,6 +34,10 @@ impl Collected {
             messages: vec![Vec::new(); awaited.len()],
             arriving: vec![false; awaited.len()],
             refusal: None,
+            pause: Pause::Never,
+            pauses_at_deadline: false,
+            interrupt: None,
+            sent: Vec::new(),
         }
     }
 }
@@ -65,6 +74,26 @@ impl Inbox for Collected {
     fn complete(&mut self, from: usize) {
         assert!(std::mem::take(&mut self.arriving[from]), "no message of rank {from} was accepted");
         self.awaited[from] -= 1;
+    }
+
+    fn sent(&mut self, position: usize) {
+        assert!(!self.sent.contains(&position), "message {position} is reported twice");
+        self.sent.push(position);
+    }
+
+    fn pause(&self) -> Pause {
+        match &self.interrupt {
+            Some(interrupt) if interrupt.is_requested() => Pause::Now,
+            _ => self.pause,
+        }
+    }
+
+    fn pauses_at_deadline(&self) -> bool {
+        self.pauses_at_deadline
+    }
+
+    fn interrupt(&self) -> Option<Interrupt> {
+        self.interrupt.clone()
     }
 }
 
@@ -280,4 +309,89 @@ pub(super) fn matched_messages_are_counted_and_unread_until_they_are_received(fa
         let received = Traffic { messages_received: 2, bytes_received: 10, ..Traffic::default() };
         assert_eq!(traffic, [sent, received]);
     });
+}
+
+/// An exchange that pauses after each step goes on in the next call: all messages arrive whole and in order, and each
+/// is reported as sent once.
+pub(super) fn an_exchange_that_pauses_goes_on_in_the_next_call(fabric: &'static dyn Fabric) {
+    fn check(backend: Backend, world_size: usize, pause: Pause) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            let mut transport = matched(&mut *transport);
+            let (rank, due) = (transport.rank(), soon(&*transport));
+            let bytes: Vec<_> =
+                LENGTHS.iter().enumerate().map(|(message, &len)| payload(rank, message, len)).collect();
+            let parts: Vec<_> = bytes.iter().map(|bytes| [&bytes[..]]).collect();
+            let sends = (0..world_size).flat_map(|to| {
+                let messages = parts.iter().enumerate();
+                messages.map(move |(message, parts)| (call_of(rank, message), Outgoing { to, parts }))
+            });
+            let mut unsent: Vec<_> = sends.collect();
+            let mut inbox = Collected { pause, ..Collected::new(&vec![LENGTHS.len(); world_size]) };
+            while !unsent.is_empty() || inbox.awaited.iter().any(|&count| count > 0) {
+                inbox.sources.retain(|&from| inbox.awaited[from] > 0);
+                transport.exchange_matched(&unsent, &mut inbox, &due).unwrap();
+                let sent = std::mem::take(&mut inbox.sent);
+                let mut position = 0;
+                unsent.retain(|_| (!sent.contains(&position), position += 1).0);
+                transport.runtime().yield_now();
+                assert!(!transport.runtime().expired(due.deadline()), "the messages arrive");
+            }
+            for (from, messages) in inbox.messages.iter().enumerate() {
+                let from = Rank::new(from, world_size).unwrap();
+                assert_eq!(messages.len(), LENGTHS.len());
+                for (message, (call, bytes)) in messages.iter().enumerate() {
+                    assert_eq!(*call, call_of(from, message));
+                    assert!(
+                        *bytes == payload(from, message, LENGTHS[message]),
+                        "message {message} of {from:?}"
+                    );
+                }
+            }
+            transport.traffic()
+        };
+        let messages = (LENGTHS.len() * world_size) as u64;
+        backend.check(world_size, program, move |traffic| {
+            assert!(traffic.iter().all(|traffic| traffic.messages_sent == messages), "{traffic:?}");
+            assert!(traffic.iter().all(|traffic| traffic.messages_received == messages), "{traffic:?}");
+        });
+    }
+    for (world_size, pause) in [(1, Pause::WhenIdle), (2, Pause::WhenIdle), (3, Pause::WhenIdle)] {
+        check(Backend(fabric), world_size, pause);
+    }
+}
+
+/// Another thread ends the wait for a matched message, and the deadline ends it without an error. The message can be
+/// received later.
+pub(super) fn a_wait_for_a_matched_message_ends_when_another_thread_interrupts_it(
+    fabric: &'static dyn Fabric,
+) {
+    let program = |mut transport: Box<dyn Transport>| {
+        let mut messages = matched(&mut *transport);
+        let runtime = messages.runtime().clone();
+        if messages.rank().index() == 1 {
+            // The message is sent after both waits.
+            pass_round(&mut *transport, &[0; 8]).unwrap();
+            return send(&mut *messages, 0, 3, &[7; 100]).unwrap();
+        }
+        let interrupt = Interrupt::default();
+        let (own, sleeper) = (interrupt.clone(), runtime.clone());
+        let task = runtime.spawn("interrupter", move || {
+            sleeper.sleep(std::time::Duration::from_millis(200));
+            own.request();
+        });
+        let task = task.unwrap();
+        let due = soon(&*messages);
+        let mut inbox = Collected { interrupt: Some(interrupt), ..Collected::new(&[0, 1]) };
+        messages.exchange_matched(&[], &mut inbox, &due).unwrap();
+        task.join().unwrap();
+        assert_eq!(inbox.awaited, [0, 1]);
+        let limit = runtime.deadline(std::time::Duration::from_millis(50));
+        let mut inbox = Collected { pauses_at_deadline: true, ..Collected::new(&[0, 1]) };
+        messages.exchange_matched(&[], &mut inbox, &limit.into()).unwrap();
+        assert_eq!(inbox.awaited, [0, 1]);
+        pass_round(&mut *transport, &[0; 8]).unwrap();
+        let received = receive(&mut *messages, 1, 1, &due).unwrap();
+        assert_eq!(received, [(call_of(Rank::new(1, 2).unwrap(), 3), vec![7; 100])]);
+    };
+    Backend(fabric).check(2, program, drop);
 }

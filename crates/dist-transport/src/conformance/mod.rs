@@ -131,6 +131,8 @@ macro_rules! conformance {
                 a_matched_message_that_is_refused_ends_the_job
                 a_wait_for_a_matched_message_ends_in_time_and_names_the_peer
                 matched_messages_are_counted_and_unread_until_they_are_received
+                an_exchange_that_pauses_goes_on_in_the_next_call
+                a_wait_for_a_matched_message_ends_when_another_thread_interrupts_it
             }
             store {
                 values_that_one_rank_sets_reach_all

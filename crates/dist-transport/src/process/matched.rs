@@ -9,7 +9,7 @@
 
 use crate::bootstrap::failure::PeerError;
 use crate::link::counts::MessageCounts;
-use crate::link::message::{Inbound, LinkError, NextHeader, READ_AHEAD_BYTES};
+use crate::link::message::{Inbound, LinkError, NextHeader, Outbound, READ_AHEAD_BYTES};
 use crate::link::peer_link::PeerLink;
 use crate::link::staging_buffer::StagingBuffer;
 use crate::{Activity, Fingerprint, Inbox, Refusal, Traffic};
@@ -36,10 +36,20 @@ pub(super) struct MatchedPeer {
     pub(super) arrivals_seen: u64,
     message: Inbound,
     state: MessageState,
+    /// The messages to the peer that were begun before a call paused, and markers, each with its link.
+    pub(super) unsent: Vec<UnsentMessage>,
     /// `true` if the peer has left, and all its messages were received.
     pub(super) has_left: bool,
     /// Bytes of the primary and the secondary link that were received with a header.
     read_ahead: [StagingBuffer; 2],
+}
+
+/// A message, or a marker, that was not sent completely when a call paused.
+#[derive(Debug)]
+pub(super) struct UnsentMessage {
+    pub(super) link: usize,
+    pub(super) message: Outbound,
+    pub(super) is_marker: bool,
 }
 
 /// The state of the next message of a peer.
@@ -84,6 +94,7 @@ impl MatchedPeer {
             arrivals_seen: 0,
             message: Inbound::any(),
             state: MessageState::Unread,
+            unsent: Vec::new(),
             has_left: false,
             read_ahead: [READ_AHEAD_BYTES; 2].map(StagingBuffer::with_limit),
         }

@@ -28,11 +28,11 @@ use crate::link::staging_buffer::StagingBuffer;
 use crate::runtime::Unparker;
 use crate::wait::{CoreDemand, Wait, WaitPolicy, WaitStep};
 use crate::{
-    Abort, Activity, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Inbox, Incoming, LazyDeadline,
-    Outgoing, Rank, Result, Runtime, Sink, Store, StoreError, Traffic, Transport,
+    Abort, Activity, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Inbox, Incoming, Interrupt,
+    LazyDeadline, Outgoing, Pause, Rank, Result, Runtime, Sink, Store, StoreError, Traffic, Transport,
 };
 
-use super::matched::{MatchedPeer, Pair, Secondary, refused};
+use super::matched::{MatchedPeer, Pair, Secondary, UnsentMessage, refused};
 
 #[cfg(all(feature = "shm", target_os = "linux"))]
 use std::sync::atomic::Ordering;
@@ -553,17 +553,40 @@ impl ProcessTransport {
         let me = self.rank.index();
         let mut outbound = self.matched_outbound(sends, inbox, due)?;
         let sources: Few<usize> = inbox.sources().iter().copied().filter(|&from| from != me).collect();
-        let (mut waiting, mut waits) = (WaitState::default(), Waits::new());
+        let interrupt = inbox.interrupt();
+        let (mut waiting, mut waits) = (WaitState { interrupt, ..WaitState::default() }, Waits::new());
         loop {
             waits.clear();
             let moved = self.move_matched(&mut outbound, (&sources, &mut *inbox), &mut waits)?;
-            let is_over =
-                waits.is_empty() || !moved && inbox.returns_at_once() && !self.take_arrivals(&waits)?;
-            if is_over && outbound.iter().all(|outbound| outbound.message.done()) {
-                waiting.long.end(&self.membership.session, self.channel, &self.calls);
-                return Ok(());
+            if waits.is_empty() {
+                break;
             }
-            self.wait(&waits, moved, &mut waiting, due)?;
+            let pauses = match inbox.pause() {
+                Pause::Never => false,
+                Pause::WhenIdle => !moved && !self.take_arrivals(&waits)?,
+                Pause::Now => true,
+            };
+            if pauses {
+                break;
+            }
+            match self.wait(&waits, moved, &mut waiting, due) {
+                Err(PeerError { link_error: LinkError::TimedOut, .. }) if inbox.pauses_at_deadline() => break,
+                waited => waited?,
+            }
+        }
+        self.keep_unsent(outbound);
+        waiting.long.end(&self.membership.session, self.channel, &self.calls);
+        Ok(())
+    }
+
+    /// Keeps the state of messages that were sent in part when a call pauses.
+    fn keep_unsent(&mut self, outbound: Few<MatchedOutbound<'_>>) {
+        for MatchedOutbound { link, message, position, .. } in outbound {
+            let is_marker = position.is_none();
+            if !message.done() && (is_marker || message.has_begun()) {
+                let peer = self.peer_of(link);
+                self.matched[peer].unsent.push(UnsentMessage { link, message, is_marker });
+            }
         }
     }
 
@@ -578,7 +601,22 @@ impl ProcessTransport {
         let sent: usize = sends.iter().map(|(_, send)| send.len()).sum();
         let single_copy = sent >= SINGLE_COPY_BYTES_MIN && inbox.awaited_bytes() >= sent;
         let mut outbound = Few::new();
-        for (call, send) in sends.iter().filter(|(_, send)| send.to != me) {
+        for (position, (call, send)) in sends.iter().enumerate().filter(|(_, (_, send))| send.to != me) {
+            let (parts, position) = (send.parts, Some(position));
+            let mut begun = None;
+            for UnsentMessage { link, message, is_marker } in
+                std::mem::take(&mut self.matched[send.to].unsent)
+            {
+                if is_marker {
+                    outbound.push(MatchedOutbound { link, parts: &[], message, position: None });
+                } else {
+                    begun = Some(MatchedOutbound { link, parts, message, position });
+                }
+            }
+            if let Some(begun) = begun {
+                outbound.push(begun);
+                continue;
+            }
             let (link, needs_markers) = self.outgoing_link(send.to, due)?;
             if needs_markers {
                 for link in [self.pair(send.to).secondary(), link] {
@@ -586,12 +624,12 @@ impl ProcessTransport {
                         link,
                         parts: &[],
                         message: Outbound::moved(),
-                        counts: false,
+                        position: None,
                     });
                 }
             }
             let message = Outbound::new(send.len(), call).single_copy_if(single_copy);
-            outbound.push(MatchedOutbound { link, parts: send.parts, message, counts: true });
+            outbound.push(MatchedOutbound { link, parts, message, position });
         }
         Ok(outbound)
     }
@@ -608,7 +646,15 @@ impl ProcessTransport {
         let Self { membership, calls, links, matched, staging, counts, traffic, .. } = self;
         let abort_on_unwind = AbortOnUnwind { session: &membership.session, calls };
         let pushed = outbound.iter_mut().try_fold(false, |moved, outbound| {
-            Ok(outbound.push((ranks, links, counts), staging, waits)? || moved)
+            if outbound.message.done() {
+                return Ok(moved);
+            }
+            let pushed = outbound.push((ranks, links, counts), staging, waits)?;
+            if let Some(position) = outbound.position.filter(|_| outbound.message.done()) {
+                traffic.count(Some(outbound.message.length()), None);
+                inbox.sent(position);
+            }
+            Ok(pushed || moved)
         });
         let moved = pushed.and_then(|pushed| {
             sources.iter().try_fold(pushed, |moved, &from| {
@@ -795,7 +841,7 @@ impl ProcessTransport {
                 self.wait_policy.yield_core(now, runtime);
                 Ok(())
             }
-            WaitStep::Sleep => self.sleep(waits, false, waiting, deadline),
+            WaitStep::Sleep => self.sleep(waits, waiting.interrupt.is_some(), waiting, deadline),
         }
     }
 
@@ -857,7 +903,8 @@ impl ProcessTransport {
             self.check_members(waits)?;
         }
         let is_missing = waits.iter().any(|(activity, _)| *activity == Activity::Connect);
-        let waker = if is_missing { waiting.drained_waker() } else { None };
+        let needs_waker = is_missing || waiting.interrupt.is_some();
+        let waker = if needs_waker { waiting.drained_waker() } else { None };
         let _woken = waker.clone().map(|waker| session.abort_state.wake(Unparker::of(waker)));
         // Takes connections that arrived before the waker was registered.
         if self.take_arrivals(waits)? {
@@ -865,12 +912,17 @@ impl ProcessTransport {
         }
         let long = &mut waiting.long;
         let limit = session.runtime.remaining(deadline.earlier(long.until(&session.runtime)));
-        let limit = if is_missing && waker.is_none() { limit.min(WITHOUT_WAKER) } else { limit };
-        sleep(session, &mut self.links, waits, waker.as_deref(), limit).map_err(|e| PeerError {
-            activity,
-            peer,
-            link_error: LinkError::Own(e),
-        })?;
+        let limit = if needs_waker && waker.is_none() { limit.min(WITHOUT_WAKER) } else { limit };
+        let unparker = waker.clone().map(|waker| Unparker::of(waker));
+        let interrupt = waiting.interrupt.as_ref().zip(unparker);
+        if interrupt.as_ref().is_some_and(|(interrupt, unparker)| !interrupt.begin_sleep(unparker.clone())) {
+            return Ok(());
+        }
+        let woken = sleep(session, &mut self.links, waits, waker.as_deref(), limit);
+        if let Some((interrupt, _)) = interrupt {
+            interrupt.end_sleep();
+        }
+        woken.map_err(|e| PeerError { activity, peer, link_error: LinkError::Own(e) })?;
         let is_only = waits.iter().all(|&(_, other)| self.peer_of(other) == peer);
         let missing = match activity {
             Activity::Connect | Activity::Receive if is_only || !is_any => {
@@ -1027,13 +1079,14 @@ impl Transport for ProcessTransport {
         self.check_alive()?;
         self.carry_matched();
         let me = self.rank.index();
-        for (call, own) in sends.iter().filter(|(_, send)| send.to == me) {
+        for (position, (call, own)) in sends.iter().enumerate().filter(|(_, (_, send))| send.to == me) {
             self.own.push_back((*call, own.parts.concat()));
+            self.traffic.count(Some(own.len()), None);
+            inbox.sent(position);
         }
         self.receive_own_matched(inbox)
             .and_then(|()| self.try_exchange_matched(sends, inbox, due))
             .map_err(|peer_error| self.fail(peer_error, due))?;
-        sends.iter().for_each(|(_, send)| self.traffic.count(Some(send.len()), None));
         Ok(())
     }
 
@@ -1139,8 +1192,8 @@ struct MatchedOutbound<'a> {
     link: usize,
     parts: &'a [&'a [u8]],
     message: Outbound,
-    /// `false` for a marker, which is no message.
-    counts: bool,
+    /// The position in the list of sends; `None` for a marker, which is no message.
+    position: Option<usize>,
 }
 
 impl MatchedOutbound<'_> {
@@ -1152,7 +1205,7 @@ impl MatchedOutbound<'_> {
         staging: &mut StagingBuffer,
         waits: &mut Waits,
     ) -> Result<bool, PeerError> {
-        let Self { link, parts, message, counts: is_counted } = self;
+        let Self { link, parts, message, position } = self;
         // A message on the same link that was not sent completely goes first.
         if message.done() || waits.contains(&(Activity::Send, *link)) {
             return Ok(false);
@@ -1161,7 +1214,7 @@ impl MatchedOutbound<'_> {
         let Some(open) = &mut links[*link] else { return Ok(false) };
         let had_begun = message.has_begun();
         let moved = message.push(open, staging, parts).map_err(sending(peer))?;
-        if *is_counted && !had_begun && message.has_begun() {
+        if position.is_some() && !had_begun && message.has_begun() {
             counts.record_sent(peer);
         }
         if !message.done() {
@@ -1182,8 +1235,10 @@ const SINGLE_COPY_BYTES_MIN: usize = 1 << 20;
 struct WaitState {
     short: Wait,
     long: LongWait,
-    /// Notified if a connection may have arrived. Made when a connection is first waited for.
+    /// Notified if a connection may have arrived, and by an interrupt. Made when it is first needed.
     waker: Option<Arc<Waker>>,
+    /// What another thread uses to end the sleep.
+    interrupt: Option<Interrupt>,
 }
 
 /// The longest sleep in a wait for a connection if the system could not create a waker.

@@ -365,24 +365,24 @@ impl SimFabric {
             let (_, message) = queue.messages.pop_front()?;
             queue.bytes -= message.len();
             let sender = &mut state.members(end.channel)[from];
-            (message, sender.waiting.take_if(|waiting| waiting.on == WaitTarget::Room(end.rank)))
+            (message, sender.waiting.take_if(|waiting| waiting.on.may_be_room_of(end.rank)))
         };
         wake(woken);
         Some(message)
     }
 
-    /// Checks whether at most `window` bytes sent to `to` are unreceived. If not, registers the unparker.
+    /// Checks whether at most `window` bytes sent to `to` are unreceived. If not, registers the unparker, which is used
+    /// when `on` may have happened.
     pub(super) fn look_for_room(
         &self,
         end: ChannelEnd,
-        to: ChannelEnd,
+        (to, on): (ChannelEnd, WaitTarget),
         window: usize,
         calls: &[Fingerprint],
         now: Duration,
         unparker: Unparker,
     ) -> Room {
         let mut state = self.lock();
-        let on = WaitTarget::Room(to.rank);
         let since = waiting_since(state.member(end).waiting.take(), on, now);
         let unreceived = state.member(to).inbox.get(&end.rank).map_or(0, |queue| queue.bytes);
         if unreceived <= window {

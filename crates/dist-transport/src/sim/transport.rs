@@ -15,12 +15,11 @@ use super::waiting::WaitTarget;
 use super::world::World;
 use crate::bookkeeping::{self, CallHistory};
 use crate::check::{check_all, check_exchange, check_matched, check_peer};
-use crate::runtime::Unparker;
 use crate::shm_group::ShmGroup;
 use crate::{
     Abort, Activity, Allocation, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Inbox, Incoming,
-    LazyDeadline, Outgoing, Progress, Rank, Refusal, Result, Runtime, Sink, Store, StoreError, Traffic,
-    Transport,
+    Interrupt, LazyDeadline, Outgoing, Pause, Progress, Rank, Refusal, Result, Runtime, Sink, Store,
+    StoreError, Traffic, Transport,
 };
 
 /// A transport between threads of one process. The [`Network`](super::Network) decides how long sends and
@@ -42,7 +41,27 @@ pub struct SimTransport {
     children: u64,
     calls: CallHistory,
     traffic: Traffic,
+    /// The receivers of the matched messages that were in the network, and not sent, when a call paused.
+    queued: Vec<usize>,
     shm_group: Option<Box<SimShmGroup>>,
+}
+
+/// The result of a wait for matched messages.
+enum MatchedStep {
+    /// A message of this rank has arrived.
+    Arrived(usize),
+    /// Other messages are awaited now, or a message was sent.
+    Again,
+    Paused,
+}
+
+/// The result of a look for room.
+enum RoomStep {
+    Enough,
+    Full {
+        /// The time of the next look.
+        look_again: Option<Duration>,
+    },
 }
 
 /// The time that a call takes which looks for messages and does not wait.
@@ -67,6 +86,7 @@ impl SimTransport {
             children: 0,
             calls: CallHistory::NONE,
             traffic: Traffic::default(),
+            queued: Vec::new(),
             shm_group: None,
         };
         transport.fabric().enter(transport.own_end(), &transport.members);
@@ -201,22 +221,61 @@ impl SimTransport {
         Ok(())
     }
 
-    /// Receives the messages that an inbox awaits, in the order in which they arrive. If several have arrived, the seed
-    /// decides which comes first.
-    fn receive_matched(&mut self, inbox: &mut dyn Inbox, deadline: Deadline) -> Result<()> {
+    /// Sends these messages, and receives those that an inbox awaits in the order in which they arrive. If several have
+    /// arrived, the seed decides which comes first.
+    fn move_matched(
+        &mut self,
+        sends: &[(Fingerprint, Outgoing<'_>)],
+        inbox: &mut dyn Inbox,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let mut unsent = Vec::new();
+        for (position, &(call, outgoing)) in sends.iter().enumerate() {
+            match self.queued.iter().position(|&to| to == outgoing.to) {
+                Some(queued) => drop(self.queued.remove(queued)),
+                None => {
+                    self.send_in(call, outgoing)?;
+                    self.traffic.count(Some(outgoing.len()), None);
+                }
+            }
+            match self.world.window {
+                Some(_) => unsent.push((position, outgoing.to)),
+                None => inbox.sent(position),
+            }
+        }
         let mut awaited = inbox.sources().to_vec();
+        let moved = self.move_until_paused(&mut unsent, &mut awaited, inbox, deadline);
+        self.queued.extend(unsent.into_iter().map(|(_, to)| to));
+        moved
+    }
+
+    /// Receives messages, and waits until there is room for the unsent ones, which are in the network.
+    fn move_until_paused(
+        &mut self,
+        unsent: &mut Vec<(usize, usize)>,
+        awaited: &mut Vec<usize>,
+        inbox: &mut dyn Inbox,
+        deadline: Deadline,
+    ) -> Result<()> {
         loop {
             awaited.retain(|&from| inbox.awaits(from));
-            if awaited.is_empty() {
+            if inbox.pause() == Pause::Now || (awaited.is_empty() && unsent.is_empty()) {
+                self.fabric().stop_waiting(self.own_end());
                 return Ok(());
             }
-            self.runtime.interleave();
-            let Some(peer) = self.wait_for_any_message(&awaited, inbox, deadline)? else { continue };
-            let Some(peer) = peer else { return Ok(()) };
-            let message = self.fabric().take(self.own_end(), peer);
-            let message = message.expect("only this transport takes what is sent to it");
-            self.deliver_matched(peer, &message, inbox)?;
-            self.traffic.count(None, Some(message.len()));
+            if !awaited.is_empty() {
+                self.runtime.interleave();
+            }
+            match self.wait_for_any_message(unsent, awaited, inbox, deadline)? {
+                MatchedStep::Arrived(peer) => {
+                    let message = self.fabric().take(self.own_end(), peer);
+                    let message = message.expect("only this transport takes what is sent to it");
+                    self.deliver_matched(peer, &message, inbox)?;
+                    self.traffic.count(None, Some(message.len()));
+                }
+                MatchedStep::Again => {}
+                MatchedStep::Paused => return Ok(()),
+            }
         }
     }
 
@@ -254,24 +313,28 @@ impl SimTransport {
         }
     }
 
-    /// Waits for a message of one of these peers, and returns the peer. Returns `Some(None)` if the inbox does not wait,
-    /// and `None` if it awaits other peers now, because one has left.
+    /// Waits for a message of one of these peers, or until there is room for an unsent message.
     fn wait_for_any_message(
         &self,
+        unsent: &mut Vec<(usize, usize)>,
         peers: &[usize],
         inbox: &mut dyn Inbox,
         deadline: Deadline,
-    ) -> Result<Option<Option<usize>>> {
-        let on = match *peers {
-            [peer] => WaitTarget::Message(peer),
-            _ => WaitTarget::AnyMessage(peers[0]),
+    ) -> Result<MatchedStep> {
+        let on = match (peers, &unsent[..]) {
+            (&[peer], []) => WaitTarget::Message(peer),
+            (&[], &[(_, peer)]) => WaitTarget::Room(peer),
+            (&[], &[(_, peer), ..]) | (&[peer, ..], _) => WaitTarget::AnyMessage(peer),
+            (&[], &[]) => return Ok(MatchedStep::Again),
         };
+        let interrupt = inbox.interrupt();
         loop {
-            let (mut next, mut arrived, mut has_left) = (None::<Duration>, Vec::new(), false);
+            let mut arrived = Vec::new();
+            let (mut has_changed, mut next) = self.take_room(unsent, on, inbox)?;
             for &peer in peers {
                 match self.look(peer, on)? {
                     Found::Nothing { look_again } => next = next.into_iter().chain(look_again).min(),
-                    Found::Left if inbox.peer_left(peer) => has_left = true,
+                    Found::Left if inbox.peer_left(peer) => has_changed = true,
                     Found::Left => return Err(self.closed(Activity::Receive, peer)),
                     _ => arrived.push(peer),
                 }
@@ -279,21 +342,63 @@ impl SimTransport {
             if !arrived.is_empty() {
                 self.fabric().stop_waiting(self.own_end());
                 let now = self.world.clock.now();
-                return Ok(Some(Some(arrived[self.fabric().choose(arrived.len(), now)])));
+                return Ok(MatchedStep::Arrived(arrived[self.fabric().choose(arrived.len(), now)]));
             }
-            if has_left {
+            if has_changed {
                 self.fabric().stop_waiting(self.own_end());
-                return Ok(None);
+                return Ok(MatchedStep::Again);
             }
-            if inbox.returns_at_once() {
+            let pause = inbox.pause();
+            if pause != Pause::Never {
                 self.fabric().stop_waiting(self.own_end());
-                self.pause_poll();
-                return Ok(Some(None));
+                if pause == Pause::WhenIdle {
+                    self.pause_poll();
+                }
+                return Ok(MatchedStep::Paused);
             }
             if self.runtime.expired(deadline) {
-                return Err(self.timeout(Activity::Receive, peers[0], deadline));
+                if inbox.pauses_at_deadline() {
+                    self.fabric().stop_waiting(self.own_end());
+                    return Ok(MatchedStep::Paused);
+                }
+                return Err(match peers.first() {
+                    Some(&peer) => self.timeout(Activity::Receive, peer, deadline),
+                    None => self.timeout(Activity::Send, on.peer(), deadline),
+                });
             }
-            self.park(deadline, next);
+            self.park_unless(interrupt.as_ref(), deadline, next);
+        }
+    }
+
+    /// Reports the unsent messages for which there is room now. Returns `true` if there are any, and the time of the next
+    /// look.
+    fn take_room(
+        &self,
+        unsent: &mut Vec<(usize, usize)>,
+        on: WaitTarget,
+        inbox: &mut dyn Inbox,
+    ) -> Result<(bool, Option<Duration>)> {
+        let (mut full, mut next) = (Vec::new(), None::<Duration>);
+        for &(position, peer) in &*unsent {
+            match self.look_for_room(peer, on)? {
+                RoomStep::Enough => inbox.sent(position),
+                RoomStep::Full { look_again } => {
+                    full.push((position, peer));
+                    next = next.into_iter().chain(look_again).min();
+                }
+            }
+        }
+        let has_room = full.len() < unsent.len();
+        *unsent = full;
+        Ok((has_room, next))
+    }
+
+    /// Waits like [`park`](Self::park), also for an interruption.
+    fn park_unless(&self, interrupt: Option<&Interrupt>, deadline: Deadline, wake_by: Option<Duration>) {
+        let Some(interrupt) = interrupt else { return self.park(deadline, wake_by) };
+        if interrupt.begin_sleep(self.runtime.unparker()) {
+            self.park(deadline, wake_by);
+            interrupt.end_sleep();
         }
     }
 
@@ -355,16 +460,10 @@ impl SimTransport {
 
     /// Waits until at most the window of the bytes sent to this peer is unreceived.
     fn wait_for_room(&self, peer: usize, deadline: Deadline) -> Result<()> {
-        let Some(window) = self.world.window else { return Ok(()) };
         loop {
-            let unparker = self.runtime.unparker();
-            match self.look_for_room(peer, window, unparker) {
-                Room::Enough => return Ok(()),
-                Room::Aborted(abort) => return Err(Error::Aborted(abort)),
-                Room::Left => return Err(self.closed(Activity::Send, peer)),
-                Room::CallMismatch(mismatch) => return Err(self.never_meets(mismatch)),
-                Room::OtherMembers(theirs) => return Err(self.other_members(peer, theirs)),
-                Room::Waiter { look_again } => {
+            match self.look_for_room(peer, WaitTarget::Room(peer))? {
+                RoomStep::Enough => return Ok(()),
+                RoomStep::Full { look_again } => {
                     if self.runtime.expired(deadline) {
                         return Err(self.timeout(Activity::Send, peer, deadline));
                     }
@@ -374,9 +473,19 @@ impl SimTransport {
         }
     }
 
-    fn look_for_room(&self, peer: usize, window: usize, unparker: Unparker) -> Room {
+    /// Looks for room in the window of a peer. If there is none, this thread is woken when `on` may have happened.
+    fn look_for_room(&self, peer: usize, on: WaitTarget) -> Result<RoomStep> {
+        let Some(window) = self.world.window else { return Ok(RoomStep::Enough) };
         let (now, calls) = (self.world.clock.now(), self.calls.all());
-        self.fabric().look_for_room(self.own_end(), self.end(peer), window, calls, now, unparker)
+        let (to, unparker) = ((self.end(peer), on), self.runtime.unparker());
+        match self.fabric().look_for_room(self.own_end(), to, window, calls, now, unparker) {
+            Room::Enough => Ok(RoomStep::Enough),
+            Room::Waiter { look_again } => Ok(RoomStep::Full { look_again }),
+            Room::Aborted(abort) => Err(Error::Aborted(abort)),
+            Room::Left => Err(self.closed(Activity::Send, peer)),
+            Room::CallMismatch(mismatch) => Err(self.never_meets(mismatch)),
+            Room::OtherMembers(theirs) => Err(self.other_members(peer, theirs)),
+        }
     }
 
     /// Aborts the job because two ranks wait in calls that contradict each other.
@@ -512,12 +621,7 @@ impl Transport for SimTransport {
         let deadline = due.deadline();
         check_matched(self.rank, sends, inbox)?;
         self.begin_operation()?;
-        for &(call, outgoing) in sends {
-            self.send_in(call, outgoing)?;
-            self.traffic.count(Some(outgoing.len()), None);
-        }
-        self.receive_matched(inbox, deadline)?;
-        sends.iter().try_for_each(|(_, outgoing)| self.wait_for_room(outgoing.to, deadline))
+        self.move_matched(sends, inbox, deadline)
     }
 
     fn exchange_in_place(

@@ -35,6 +35,11 @@ impl WaitTarget {
         matches!(self, Self::AnyMessage(_)) || self == Self::Message(rank)
     }
 
+    /// Returns `true` if room at this rank may end the wait.
+    pub(super) fn may_be_room_of(self, rank: usize) -> bool {
+        matches!(self, Self::AnyMessage(_)) || self == Self::Room(rank)
+    }
+
     /// Returns `true` if an event of this rank may end the wait.
     pub(super) fn may_be_of(self, rank: usize) -> bool {
         matches!(self, Self::AnyMessage(_)) || self.peer() == rank

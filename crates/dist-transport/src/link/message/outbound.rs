@@ -55,6 +55,11 @@ impl Outbound {
         Self { single_copy, ..self }
     }
 
+    /// Returns the number of bytes of the message.
+    pub(crate) const fn length(&self) -> usize {
+        self.total - HEADER_BYTES
+    }
+
     pub(crate) fn done(&self) -> bool {
         self.sent == self.total
     }
