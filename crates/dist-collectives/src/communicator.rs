@@ -16,12 +16,14 @@ use dist_transport::{
     Cause, Chain, ChannelId, Error as TransportError, ErrorSource, Rank, Runtime, Store, Traffic, Transport,
 };
 
-use crate::engine::{CallOptions, Engine, SharedMemory, alloc};
+use crate::engine::{CallOptions, Engine, MessageMemory, NewMessage, SharedMemory, alloc};
 use crate::history::History;
+use crate::message_stream::MessageStream;
 use crate::operation_queue::{AbortHandle, OperationQueue, difference};
+use crate::pending::{Failed, OperationOutcome, OperationSource, RunningOperation};
 use crate::settings::Settings;
 use crate::two_level::{HostLevels, SubgroupHosts};
-use crate::worker::{Worker, spins};
+use crate::worker::{Worker, WorkerQueue, spins};
 use crate::{Buffer, Call, Error, Operation, Pending, ReductionOrder, Result};
 #[cfg(feature = "tcp")]
 use crate::{CostCache, crossovers_from_env};
@@ -70,15 +72,18 @@ use crate::{CostCache, crossovers_from_env};
 #[doc(alias = "ncclComm_t")]
 pub struct Communicator {
     /// The started collectives, once there was one. They come first, so that they end before the group is left.
-    collectives: Option<Worker>,
-    started_messages: Option<Worker>,
+    collectives: Option<Worker<OperationQueue>>,
+    /// The started messages, once there was one.
+    message_stream: Option<Worker<MessageStream>>,
     /// The engine for collectives. `None` if it is in the queue of started ones.
     engine: Option<Box<Engine>>,
-    /// The engine for messages, or the reason why there is none. Its transport also serves everything that is not a call,
-    /// because it is always here.
-    messages: Result<Box<Engine>, ErrorSource<TransportError>>,
-    /// The transports that started operations need, once there was one.
-    started: Option<StartedTransports>,
+    /// The engine for messages, or the reason why there is none. `None` if it is in the stream of started ones.
+    messages: Result<Option<Box<Engine>>, ErrorSource<TransportError>>,
+    /// The transport for everything that is not a call, or the reason why there is none.
+    control: Result<Box<dyn Transport>, ErrorSource<TransportError>>,
+    /// The transport of this rank alone, through which handles abort the job, once something was started. It is dropped with
+    /// the communicator, even if handles live longer.
+    alone: Option<Arc<Mutex<Box<dyn Transport>>>>,
     pub(crate) group: GroupInfo,
     pub(crate) settings: Settings,
     pub(crate) runtime: Runtime,
@@ -88,16 +93,6 @@ pub struct Communicator {
     announced: u64,
     /// The number of groups that were created with each tag and list of members.
     local_groups: HashMap<(u32, Vec<usize>), u32>,
-}
-
-/// The transports that started operations need besides the engine's. They are forked together, so that their channels do
-/// not depend on what is started first.
-struct StartedTransports {
-    /// A transport of this rank alone, through which handles abort the job. It is dropped with the communicator, even if
-    /// handles live longer.
-    alone: Arc<Mutex<Box<dyn Transport>>>,
-    /// The transport for started messages, until the first one.
-    messages: Option<Box<dyn Transport>>,
 }
 
 /// The properties of a group, which do not depend on the place of the engine.
@@ -206,8 +201,13 @@ impl Communicator {
         let forked = transport.fork(&all);
         let (runtime, channel) = (transport.runtime().clone(), transport.channel());
         let (members, hosts) = (transport.members().to_vec(), transport.hosts());
+        let mut control = forked.map(|forked| forked.expect(OF_ALL)).map_err(ErrorSource::from);
+        let messages = match &mut control {
+            Ok(control) => control.fork(&all).map_err(ErrorSource::from),
+            Err(source) => Err(source.clone()),
+        };
         let of_messages = |forked: Option<_>| Engine::of_messages(forked.expect(OF_ALL), channel, table);
-        let messages = forked.map(|forked| Box::new(of_messages(forked))).map_err(ErrorSource::from);
+        let messages = messages.map(|forked| Some(Box::new(of_messages(forked))));
         let engine = Engine::new(transport, channel, history, table);
         let group = GroupInfo {
             rank: engine.rank(),
@@ -221,10 +221,11 @@ impl Communicator {
         };
         Self {
             collectives: None,
-            started_messages: None,
+            message_stream: None,
             engine: Some(Box::new(engine)),
             messages,
-            started: None,
+            control,
+            alone: None,
             group,
             settings,
             runtime,
@@ -289,9 +290,25 @@ impl Communicator {
         &mut self,
         operation: impl FnOnce(&mut Engine, CallOptions<'_>) -> Result<R>,
     ) -> Result<R> {
-        match &mut self.messages {
-            Ok(engine) => operation(engine, CallOptions::new(&self.settings, &self.runtime)),
-            Err(source) => {
+        if let Ok(Some(engine)) = &mut self.messages {
+            return operation(engine, CallOptions::new(&self.settings, &self.runtime));
+        }
+        let mut engine = self.take_message_engine()?;
+        let done = operation(&mut engine, CallOptions::new(&self.settings, &self.runtime));
+        self.return_message_engine(engine);
+        done
+    }
+
+    /// Takes the engine for messages from the stream of started ones.
+    #[cold]
+    fn take_message_engine(&mut self) -> Result<Box<Engine>> {
+        match (&mut self.messages, &self.message_stream) {
+            (Ok(engine), stream) => match (engine.take(), stream) {
+                (Some(engine), _) => Ok(engine),
+                (None, Some(worker)) => Ok(worker.queue.take_engine()),
+                (None, None) => unreachable!("an engine is in the communicator or in a stream"),
+            },
+            (Err(source), _) => {
                 let error = Error::NoMessages(source.clone());
                 self.abort(Chain(&error));
                 Err(error)
@@ -299,10 +316,19 @@ impl Communicator {
         }
     }
 
+    /// Gives the engine for messages back to the stream, or to the communicator if no started message is left.
+    fn return_message_engine(&mut self, engine: Box<Engine>) {
+        let engine = match &self.message_stream {
+            Some(worker) => worker.queue.return_engine(engine),
+            None => Some(engine),
+        };
+        self.messages = Ok(engine);
+    }
+
     /// Returns a transport of the group that is not in a collective.
     fn transport(&mut self) -> &mut dyn Transport {
-        match (&mut self.messages, &mut self.engine) {
-            (Ok(messages), _) => &mut *messages.transport,
+        match (&mut self.control, &mut self.engine) {
+            (Ok(control), _) => &mut **control,
             (Err(_), Some(engine)) => &mut *engine.transport,
             (Err(_), None) => unreachable!("nothing is started without a second transport"),
         }
@@ -388,7 +414,11 @@ impl Communicator {
 
     /// Returns the traffic of this communicator's blocking operations so far.
     pub fn traffic(&self) -> Traffic {
-        let of_messages = self.messages.as_ref().map_or(Traffic::default(), |engine| engine.traffic());
+        let of_messages = match (&self.messages, &self.message_stream) {
+            (Ok(Some(engine)), _) => difference(engine.traffic(), engine.started_traffic()),
+            (Ok(None), Some(worker)) => worker.queue.traffic_of_calls(),
+            (Ok(None), None) | (Err(_), _) => Traffic::default(),
+        };
         let of_collectives = match (&self.engine, &self.collectives) {
             (Some(engine), None) => engine.traffic(),
             (Some(engine), Some(worker)) => difference(engine.traffic(), worker.queue.traffic()),
@@ -401,8 +431,9 @@ impl Communicator {
     /// Returns the traffic of the [started](Self::start_all_reduce) operations of this communicator that have
     /// ended.
     pub fn traffic_of_started(&self) -> Traffic {
-        let workers = self.collectives.iter().chain(&self.started_messages);
-        workers.fold(Traffic::default(), |sum, worker| sum + worker.queue.traffic())
+        let of_collectives = self.collectives.iter().map(|worker| worker.queue.traffic());
+        let of_messages = self.message_stream.iter().map(|worker| worker.queue.traffic());
+        of_collectives.chain(of_messages).fold(Traffic::default(), |sum, traffic| sum + traffic)
     }
 
     /// Returns how long a call may last.
@@ -592,83 +623,102 @@ impl Communicator {
             return Pending::failed(buffer, error);
         }
         let engine = self.engine.take();
-        self.start_in(self.collectives.as_ref(), engine, buffer, operation)
-    }
-
-    /// Passes messages to the queue of started ones, like [`start`](Self::start).
-    pub(crate) fn start_messages<B: Send + 'static>(
-        &mut self,
-        buffer: B,
-        operation: impl FnOnce(&mut Engine, &mut B, &CallOptions<'_>) -> Result<()> + Send + 'static,
-    ) -> Pending<B> {
-        let mut engine = None;
-        if self.started_messages.is_none() {
-            match self.start_message_worker() {
-                Ok(started) => engine = Some(started),
-                Err(error) => return Pending::failed(buffer, error),
-            }
-        }
-        self.start_in(self.started_messages.as_ref(), engine, buffer, operation)
-    }
-
-    fn start_in<B: Send + 'static>(
-        &self,
-        worker: Option<&Worker>,
-        engine: Option<Box<Engine>>,
-        buffer: B,
-        operation: impl FnOnce(&mut Engine, &mut B, &CallOptions<'_>) -> Result<()> + Send + 'static,
-    ) -> Pending<B> {
-        let (Some(worker), Some(transports)) = (worker, &self.started) else {
-            unreachable!("a worker runs, and its transports exist")
+        let (Some(worker), Some(alone)) = (&self.collectives, &self.alone) else {
+            unreachable!("a worker runs, and its transport exists")
         };
         let settings = self.settings;
         let deadline = self.runtime.deadline(settings.timeout);
-        let abort_handle = AbortHandle::new(&transports.alone);
-        worker.queue.start(engine, (buffer, deadline), abort_handle, move |engine, buffer| {
+        worker.queue.start(engine, (buffer, deadline), AbortHandle::new(alone), move |engine, buffer| {
             operation(engine, buffer, &CallOptions::until(&settings, deadline))
         })
+    }
+
+    /// Starts messages as one operation, with the deadline of a call that begins now. `collect` makes the memory of the
+    /// handle from that of the messages.
+    pub(crate) fn start_messages<B: Send + 'static>(
+        &mut self,
+        messages: Vec<NewMessage>,
+        collect: impl FnOnce(Vec<Box<dyn MessageMemory>>) -> B + Send + 'static,
+    ) -> Pending<B> {
+        let ready = self.check_messages(&messages).and_then(|()| self.start_message_worker());
+        if let Err(error) = ready {
+            let memories = messages.into_iter().map(|message| message.memory).collect();
+            return Pending::failed(collect(memories), error);
+        }
+        let engine = self.messages.as_mut().ok().and_then(Option::take);
+        let (Some(worker), Some(alone)) = (&self.message_stream, &self.alone) else {
+            unreachable!("a worker runs, and its transport exists")
+        };
+        let outcome = Arc::new(OperationOutcome::new());
+        let own_outcome = Arc::clone(&outcome);
+        let finish = move |memories, result: Result<()>| {
+            let memory = collect(memories);
+            own_outcome.complete(match result {
+                Ok(()) => Ok(memory),
+                Err(error) => Err(Failed::new(memory, error)),
+            });
+        };
+        let deadline = self.runtime.deadline(self.settings.timeout);
+        let number = worker.queue.start(engine, messages, deadline, Box::new(finish));
+        let (source, abort_handle) =
+            (OperationSource::Messages(worker.queue.clone()), AbortHandle::new(alone));
+        Pending::running(RunningOperation { outcome, source, number, abort_handle, claim: None })
+    }
+
+    /// Returns an error if the peer of a message is not in the group.
+    fn check_messages(&self, messages: &[NewMessage]) -> Result<()> {
+        let world_size = self.world_size();
+        let outside =
+            messages.iter().map(|message| message.direction.peer()).find(|peer| *peer >= world_size);
+        outside.map_or(Ok(()), |rank| Err(Error::RankOutOfRange { rank, world_size }))
     }
 
     /// Starts the worker for collectives.
     #[cold]
     fn start_worker(&mut self) -> Result<()> {
-        self.collectives = Some(self.new_worker("worker")?);
+        self.fork_alone()?;
+        let queue = OperationQueue::new(self.runtime.clone(), self.spins());
+        self.collectives = Some(self.new_worker(queue, "worker")?);
         Ok(())
     }
 
-    /// Starts the worker for messages, and returns an engine for them.
-    #[cold]
-    fn start_message_worker(&mut self) -> Result<Box<Engine>> {
-        self.started_messages = Some(self.new_worker("messages")?);
-        let transport = self.started.as_mut().and_then(|started| started.messages.take());
-        let transport = transport.expect("only the first started message takes its transport");
-        Ok(Box::new(Engine::of_messages(transport, self.group.channel, self.group.algorithms)))
+    /// Starts the worker for messages, unless it runs.
+    fn start_message_worker(&mut self) -> Result<()> {
+        if self.message_stream.is_some() {
+            return Ok(());
+        }
+        self.fork_alone()?;
+        let engine = self.take_message_engine()?;
+        let stream = MessageStream::new(engine, self.runtime.clone(), self.spins());
+        self.message_stream = Some(self.new_worker(stream, "messages")?);
+        Ok(())
     }
 
-    /// Starts a worker with an empty queue. If that fails, the job is aborted, because peers would wait for this rank.
-    fn new_worker(&mut self, name: &str) -> Result<Worker> {
-        let worker = self.fork_for_started().and_then(|()| {
-            let hosts = self.group.hosts.clone();
-            let spins = spins(&hosts, self.transport());
-            let queue = OperationQueue::new(self.runtime.clone(), spins);
-            Worker::new(queue, &format!("dist-{name}-{}", self.rank()), &self.runtime)
-        });
+    /// Starts a worker. If that fails, the job is aborted, because peers would wait for this rank.
+    fn new_worker<Q: WorkerQueue>(&mut self, queue: Q, name: &str) -> Result<Worker<Q>> {
+        let worker = Worker::new(queue, &format!("dist-{name}-{}", self.rank()), &self.runtime);
         worker.inspect_err(|error| self.abort(Chain(error)))
     }
 
-    /// Forks the transports for started operations, if that has not happened.
-    fn fork_for_started(&mut self) -> Result<()> {
-        if self.started.is_some() {
+    /// Returns the number of polls of a worker before it sleeps.
+    fn spins(&mut self) -> u32 {
+        let hosts = self.group.hosts.clone();
+        spins(&hosts, self.transport())
+    }
+
+    /// Forks the transport of this rank alone, if that has not happened.
+    fn fork_alone(&mut self) -> Result<()> {
+        if self.alone.is_some() {
             return Ok(());
         }
-        let (rank, all): (_, Vec<usize>) = (self.rank(), (0..self.world_size()).collect());
-        let messages = self.messages.as_mut().map_err(|source| Error::NoWorker(source.clone()))?;
-        let mut fork = |members: &[usize]| match messages.transport.fork(members) {
-            Ok(forked) => Ok(forked.expect("this rank is a member of the group")),
-            Err(source) => Err(Error::Members(source.into())),
+        let rank = self.rank();
+        let forked = match &mut self.control {
+            Ok(control) => control.fork(&[rank]).map_err(|source| Error::Members(source.into())),
+            Err(source) => Err(Error::NoWorker(source.clone())),
         };
-        let (alone, messages) = (Arc::new(Mutex::new(fork(&[rank])?)), Some(fork(&all)?));
-        self.started = Some(StartedTransports { alone, messages });
+        let alone = forked.inspect_err(|error| self.abort(Chain(error)))?;
+        let alone = alone.expect("this rank is a member of the group");
+        self.alone = Some(Arc::new(Mutex::new(alone)));
         Ok(())
     }
 
@@ -703,8 +753,8 @@ impl Communicator {
     /// If the transport has no store, as over MPI.
     #[doc(alias = "TCPStore")]
     pub fn store(&self) -> Result<Store> {
-        let store = match (&self.messages, &self.engine) {
-            (Ok(messages), _) => messages.transport.store()?,
+        let store = match (&self.control, &self.engine) {
+            (Ok(control), _) => control.store()?,
             (Err(_), Some(engine)) => engine.transport.store()?,
             (Err(_), None) => unreachable!("nothing is started without a second transport"),
         };
@@ -803,11 +853,16 @@ impl Communicator {
     #[doc(alias = "MPI_Finalize")]
     #[doc(alias = "ncclCommFinalize")]
     pub fn close(mut self) -> Result<()> {
-        // Started operations end first, or fail.
-        drop(self.started_messages.take());
+        // Started messages end first, or fail.
+        if self.message_stream.is_some() {
+            let mut engine = self.take_message_engine()?;
+            engine.drive_started(&|| false);
+            self.return_message_engine(engine);
+        }
         self.barrier()?;
         let unread = self.engine()?.unread();
-        let unread = unread.or_else(|| self.messages.as_mut().ok().and_then(|engine| engine.unread()));
+        let of_messages = self.messages.as_mut().ok().and_then(Option::as_mut);
+        let unread = unread.or_else(|| of_messages.and_then(|engine| engine.unread()));
         unread.map_or(Ok(()), |peer| Err(Error::Unread { peer }))
     }
 

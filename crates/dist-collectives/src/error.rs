@@ -344,6 +344,19 @@ pub enum Error {
         /// The error of the transport.
         source: ErrorSource<TransportError>,
     },
+    /// No rank has sent an awaited message of any rank in time. The job is aborted, and the abort names this rank, because
+    /// nobody knows which of the others should have sent it.
+    #[error("{call} from any rank: none of ranks {ranks:?} has sent it within {limit:?}{}", instead_of(.instead))]
+    NoneSent {
+        /// The receive.
+        call: Box<Call>,
+        /// The ranks that have not left, by their numbers in the world.
+        ranks: Vec<usize>,
+        /// The oldest messages of each rank that this rank has not received, at most eight.
+        instead: Vec<Call>,
+        /// The time limit of the receive.
+        limit: Duration,
+    },
     /// A peer has sent 64 MiB or more in messages that no receive has matched, and this rank keeps no more of them.
     /// The job is aborted, because the awaited message may come behind them.
     #[error("{call} failed: rank {peer} has sent too many messages that must be received before: {}", list(.instead))]
@@ -447,7 +460,7 @@ impl Error {
             | Self::Join(source) => source.is_timeout(),
             Self::Aborted { cause, .. } => matches!(cause, Cause::TimedOut),
             Self::Store(source) => source.is_timeout(),
-            Self::Absent { .. } | Self::Late | Self::NotStarted { .. } => true,
+            Self::Absent { .. } | Self::Late | Self::NotStarted { .. } | Self::NoneSent { .. } => true,
             _ => false,
         }
     }
@@ -478,6 +491,7 @@ impl Error {
             | Self::Aborted { call, .. }
             | Self::Unmatched { call, .. }
             | Self::UnmatchedAny { call, .. }
+            | Self::NoneSent { call, .. }
             | Self::TooManyKept { call, .. }
             | Self::Transport { call, .. }
             | Self::Schedule { call, .. } => Some(call),
@@ -521,6 +535,11 @@ impl Error {
             _ => Self::Transport { call: ours, source: source.into() },
         }
     }
+}
+
+/// Describes the messages that have come instead of an awaited one.
+fn instead_of(instead: &[Call]) -> String {
+    if instead.is_empty() { String::new() } else { format!("; these have come instead: {}", list(instead)) }
 }
 
 /// Returns the list of some calls.

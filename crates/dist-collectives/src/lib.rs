@@ -19,6 +19,7 @@ mod history;
 pub mod kernel;
 mod level_costs;
 mod logical;
+mod message_stream;
 mod messages;
 mod operation_queue;
 mod pending;

@@ -2,7 +2,7 @@
 
 use bytemuck::Pod;
 
-use crate::engine::FoundMessage;
+use crate::engine::{Direction, FoundMessage, NewMessage, into_buffer};
 use crate::{Buffer, Communicator, ElementType, Pending, Result};
 
 /// One message of a [`batch`](Communicator::batch).
@@ -101,12 +101,16 @@ impl<T: Pod> OwnedMessage<T> {
         let (Self::Send { elements, .. } | Self::Receive { elements, .. }) = self;
         elements
     }
+}
 
-    fn borrow(&mut self) -> Message<'_, T> {
-        match self {
-            Self::Send { to, tag, elements } => Message::Send { to: *to, tag: *tag, elements },
-            Self::Receive { from, tag, elements } => Message::Receive { from: *from, tag: *tag, elements },
-        }
+impl<T: Pod + Send> OwnedMessage<T> {
+    /// Returns the message to start.
+    fn into_new(self) -> NewMessage {
+        let (direction, tag, elements) = match self {
+            Self::Send { to, tag, elements } => (Direction::To(to), tag, elements),
+            Self::Receive { from, tag, elements } => (Direction::From(from), tag, elements),
+        };
+        NewMessage::new(direction, tag, elements)
     }
 }
 
@@ -172,7 +176,8 @@ impl ProbedMessage<'_> {
 /// receiver may receive the message after that collective. Every message has a tag, which is 0 unless
 /// [`with_tag`](Communicator::with_tag) sets another. A receive takes the oldest message of its sender with its
 /// tag. Messages with other tags that arrive before it are kept for later receives, up to 64 MiB of each sender.
-/// Started messages are a stream of their own: `start_send` meets `start_recv`.
+/// A message that was started meets a blocking call, and the reverse. Started messages go on while collectives of the same
+/// communicator run.
 impl Communicator {
     /// Sends a message, which `to` receives with [`recv`](Self::recv). The call may return before `to` receives it,
     /// or wait for it. Long messages wait. A rank may send to itself.
@@ -416,16 +421,98 @@ impl Communicator {
     }
 
     /// Starts a [`batch`](Self::batch) of messages that own their memory. They are returned with the received
-    /// elements. The peers must start their operations too.
+    /// elements.
     #[doc(alias = "batch_isend_irecv")]
     #[doc(alias = "MPI_Startall")]
     pub fn start_batch<T: Pod + Send>(
         &mut self,
         messages: Vec<OwnedMessage<T>>,
     ) -> Pending<Vec<OwnedMessage<T>>> {
-        self.start_messages(messages, |engine, messages, options| {
-            let mut borrowed: Vec<_> = messages.iter_mut().map(OwnedMessage::borrow).collect();
-            engine.batch(&mut borrowed, options)
+        let place = |message: &OwnedMessage<T>| match *message {
+            OwnedMessage::Send { to, tag, .. } => (Direction::To(to), tag),
+            OwnedMessage::Receive { from, tag, .. } => (Direction::From(from), tag),
+        };
+        let places: Vec<_> = messages.iter().map(place).collect();
+        let messages = messages.into_iter().map(OwnedMessage::into_new).collect();
+        self.start_messages(messages, move |memories| {
+            let messages = places.into_iter().zip(memories.into_iter().map(into_buffer));
+            let message = |((direction, tag), elements)| match direction {
+                Direction::To(to) => OwnedMessage::Send { to, tag, elements },
+                Direction::From(from) => OwnedMessage::Receive { from, tag, elements },
+            };
+            messages.map(message).collect()
+        })
+    }
+
+    /// Starts one message.
+    fn start_message<T: Pod + Send>(
+        &mut self,
+        direction: Direction,
+        elements: Buffer<T>,
+    ) -> Pending<Buffer<T>> {
+        let message = NewMessage::new(direction, self.settings.tag, elements);
+        self.start_messages(vec![message], |mut memories| into_buffer(memories.pop().expect("one message")))
+    }
+
+    /// Starts to [`send`](Self::send) a message. It may end before `to` has received the message, or only then. The
+    /// messages that were sent or started before it to the same rank are sent first.
+    ///
+    /// Started messages are independent: each waits for its own peer only. All ranks may first start to receive, then
+    /// send, and then wait:
+    ///
+    /// ```
+    /// use dist_collectives::Communicator;
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 3, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     let (rank, ranks) = (comm.rank(), comm.world_size());
+    ///     let (left, right) = ((rank + ranks - 1) % ranks, (rank + 1) % ranks);
+    ///     let halos = [left, right].map(|from| comm.start_recv(vec![0], from));
+    ///     comm.send(&[rank], left).unwrap();
+    ///     comm.send(&[rank], right).unwrap();
+    ///     halos.map(|halo| halo.wait().unwrap()[0])
+    /// });
+    /// assert_eq!(outcome.results, [[2, 1], [0, 2], [1, 0]]);
+    /// ```
+    #[doc(alias = "MPI_Isend")]
+    #[doc(alias = "isend")]
+    pub fn start_send<T: Pod + Send>(
+        &mut self,
+        elements: impl Into<Buffer<T>>,
+        to: usize,
+    ) -> Pending<Buffer<T>> {
+        self.start_message(Direction::To(to), elements.into())
+    }
+
+    /// Starts to [receive](Self::recv) a message of `from`. It gets the oldest message with the tag of this call that no
+    /// earlier receive has matched. A later receive from the same rank with the same tag gets a later message.
+    #[doc(alias = "MPI_Irecv")]
+    #[doc(alias = "irecv")]
+    pub fn start_recv<T: Pod + Send>(
+        &mut self,
+        elements: impl Into<Buffer<T>>,
+        from: usize,
+    ) -> Pending<Buffer<T>> {
+        self.start_message(Direction::From(from), elements.into())
+    }
+
+    /// Starts a [`send_recv`](Self::send_recv); both buffers are returned.
+    #[doc(alias = "MPI_Isendrecv")]
+    #[doc(alias = "isendrecv")]
+    pub fn start_send_recv<T: Pod + Send>(
+        &mut self,
+        sent: impl Into<Buffer<T>>,
+        to: usize,
+        received: impl Into<Buffer<T>>,
+        from: usize,
+    ) -> Pending<(Buffer<T>, Buffer<T>)> {
+        let tag = self.settings.tag;
+        let sent = NewMessage::new(Direction::To(to), tag, sent.into());
+        let received = NewMessage::new(Direction::From(from), tag, received.into());
+        self.start_messages(vec![sent, received], |mut memories| {
+            let received = into_buffer(memories.pop().expect("two messages"));
+            (into_buffer(memories.pop().expect("two messages")), received)
         })
     }
 }

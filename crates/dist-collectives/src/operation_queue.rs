@@ -20,7 +20,8 @@ use dist_transport::runtime::{Deadline, Unparker};
 use dist_transport::{Cause, Runtime, Traffic, Transport};
 
 use crate::engine::Engine;
-use crate::pending::{Failed, OperationOutcome, RunningOperation};
+use crate::pending::{Failed, OperationOutcome, OperationSource, RunningOperation};
+use crate::worker::WorkerQueue;
 use crate::{Error, Pending, Result};
 
 /// The queue of started operations. Clones are the same queue.
@@ -57,7 +58,7 @@ struct OperationQueueState {
 }
 
 /// The place of the engine.
-enum EngineLocation {
+pub(crate) enum EngineLocation {
     /// The communicator has it, and no operation is queued.
     Communicator,
     Queue(Box<Engine>),
@@ -66,7 +67,7 @@ enum EngineLocation {
 }
 
 /// The sleep of the worker.
-enum WorkerSleep {
+pub(crate) enum WorkerSleep {
     Awake,
     /// It looks at the queue again after [`NAP`].
     Napping(Unparker),
@@ -88,11 +89,11 @@ const EXECUTING: u8 = 2;
 
 /// The worker looks at the queue this long after it went to sleep if operations were started recently. A thread that
 /// starts operations and waits for each need not wake it, which takes several microseconds.
-const NAP: Duration = Duration::from_micros(30);
+pub(crate) const NAP: Duration = Duration::from_micros(30);
 
 /// The number of naps without a start before the worker sleeps until it is woken. It does not nap on a runtime that wakes
 /// threads at no cost.
-const NAPS_MAX: u32 = 3;
+pub(crate) const NAPS_MAX: u32 = 3;
 
 /// The number of polls after which a spinning worker begins an operation, about 2 µs. A thread that waits for the
 /// operation at once begins it earlier, and the engine stays in the caches of its core.
@@ -165,7 +166,8 @@ impl OperationQueue {
         let worker = state.worker.wake_from_sleep();
         self.unlock(state);
         wake(worker);
-        Pending::running(RunningOperation { outcome, queue: self.clone(), number, abort_handle, claim })
+        let source = OperationSource::Queue(self.clone());
+        Pending::running(RunningOperation { outcome, source, number, abort_handle, claim })
     }
 
     /// Executes a change of the engine's state after the operations that were started before. The queue has the engine.
@@ -243,60 +245,6 @@ impl OperationQueue {
         self.lock().traffic_of_calls
     }
 
-    /// Tells the worker to end when no operation is left. If the queue has the engine, the worker drops it.
-    pub(crate) fn close(&self) {
-        let mut state = self.lock();
-        state.is_closed = true;
-        let worker = state.worker.wake();
-        drop(state);
-        wake(worker);
-    }
-
-    /// Executes operations on the worker's thread until the queue is closed.
-    pub(crate) fn work(&self) {
-        self.runtime().make_waits_exact();
-        let unparker = self.runtime().unparker();
-        let naps_max = if self.runtime().is_waking_slow() { NAPS_MAX } else { 0 };
-        let (mut seen, mut naps) = (0, 0);
-        loop {
-            let mut state = self.lock();
-            state.worker = WorkerSleep::Awake;
-            if !state.operations.is_empty() {
-                // Nothing is executed if another thread has the engine. It wakes this one if it leaves operations.
-                drop(self.execute(state, u64::MAX));
-                state = self.lock();
-            }
-            if state.is_closed && state.operations.is_empty() && !state.engine.is_executing() {
-                let engine = mem::replace(&mut state.engine, EngineLocation::Communicator);
-                drop(state);
-                drop(engine);
-                return;
-            }
-            if state.started != seen {
-                (seen, naps) = (state.started, 0);
-            }
-            drop(state);
-            if self.spin_for_operation() {
-                continue;
-            }
-            let mut state = self.lock();
-            if state.is_ready() || state.is_closed && !state.engine.is_executing() {
-                continue;
-            }
-            let naps_again = naps < naps_max;
-            naps += 1;
-            let until = if naps_again {
-                state.worker = WorkerSleep::Napping(unparker.clone());
-                Some(self.runtime().deadline(NAP))
-            } else {
-                state.worker = WorkerSleep::Asleep(unparker.clone());
-                None
-            };
-            drop(state);
-            self.runtime().park(until);
-        }
-    }
-
     /// Executes operations up to this number, and puts the engine back into the queue. Returns `None` if another thread
     /// has the engine.
     fn execute<'a>(
@@ -370,6 +318,61 @@ impl OperationQueue {
     }
 }
 
+impl WorkerQueue for OperationQueue {
+    /// If the queue has the engine, the worker drops it.
+    fn close(&self) {
+        let mut state = self.lock();
+        state.is_closed = true;
+        let worker = state.worker.wake();
+        drop(state);
+        wake(worker);
+    }
+
+    fn work(&self) {
+        self.runtime().make_waits_exact();
+        let unparker = self.runtime().unparker();
+        let naps_max = if self.runtime().is_waking_slow() { NAPS_MAX } else { 0 };
+        let (mut seen, mut naps) = (0, 0);
+        loop {
+            let mut state = self.lock();
+            state.worker = WorkerSleep::Awake;
+            if !state.operations.is_empty() {
+                // Nothing is executed if another thread has the engine. It wakes this one if it leaves operations.
+                drop(self.execute(state, u64::MAX));
+                state = self.lock();
+            }
+            if state.is_closed && state.operations.is_empty() && !state.engine.is_executing() {
+                let engine = mem::replace(&mut state.engine, EngineLocation::Communicator);
+                drop(state);
+                drop(engine);
+                return;
+            }
+            if state.started != seen {
+                (seen, naps) = (state.started, 0);
+            }
+            drop(state);
+            if self.spin_for_operation() {
+                continue;
+            }
+            let mut state = self.lock();
+            if state.is_ready() || state.is_closed && !state.engine.is_executing() {
+                continue;
+            }
+            let naps_again = naps < naps_max;
+            naps += 1;
+            let until = if naps_again {
+                state.worker = WorkerSleep::Napping(unparker.clone());
+                Some(self.runtime().deadline(NAP))
+            } else {
+                state.worker = WorkerSleep::Asleep(unparker.clone());
+                None
+            };
+            drop(state);
+            self.runtime().park(until);
+        }
+    }
+}
+
 impl fmt::Debug for OperationQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("OperationQueue")
@@ -400,13 +403,7 @@ impl OperationQueueState {
 
     /// Takes the engine out of the queue, if it is there.
     fn take_engine(&mut self, to: EngineLocation) -> Option<Box<Engine>> {
-        match mem::replace(&mut self.engine, to) {
-            EngineLocation::Queue(engine) => Some(engine),
-            elsewhere => {
-                self.engine = elsewhere;
-                None
-            }
-        }
+        self.engine.take(to)
     }
 
     /// Takes the next operation, if its number is not above this one.
@@ -428,19 +425,30 @@ impl OperationQueueState {
 }
 
 impl EngineLocation {
-    const fn is_executing(&self) -> bool {
+    /// Takes the engine out of the queue to another place, if it is there.
+    pub(crate) fn take(&mut self, to: Self) -> Option<Box<Engine>> {
+        match mem::replace(self, to) {
+            Self::Queue(engine) => Some(engine),
+            elsewhere => {
+                *self = elsewhere;
+                None
+            }
+        }
+    }
+
+    pub(crate) const fn is_executing(&self) -> bool {
         matches!(self, Self::Executing)
     }
 }
 
 impl WorkerSleep {
     /// Returns what wakes the worker, unless it looks at the queue soon.
-    fn wake_from_sleep(&mut self) -> Option<Unparker> {
+    pub(crate) fn wake_from_sleep(&mut self) -> Option<Unparker> {
         if matches!(self, Self::Asleep(_)) { self.wake() } else { None }
     }
 
     /// Returns what wakes the worker, also from a nap.
-    fn wake(&mut self) -> Option<Unparker> {
+    pub(crate) fn wake(&mut self) -> Option<Unparker> {
         match mem::replace(self, Self::Awake) {
             Self::Awake => None,
             Self::Napping(unparker) | Self::Asleep(unparker) => Some(unparker),
@@ -448,7 +456,7 @@ impl WorkerSleep {
     }
 }
 
-fn wake(sleeper: Option<Unparker>) {
+pub(crate) fn wake(sleeper: Option<Unparker>) {
     if let Some(unparker) = sleeper {
         unparker.unpark();
     }

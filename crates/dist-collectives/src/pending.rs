@@ -12,23 +12,25 @@ use dist_transport::runtime::{Deadline, Unparker};
 use dist_transport::{Cause, Runtime};
 
 use crate::Error;
+use crate::message_stream::MessageStream;
 use crate::operation_queue::{AbortHandle, OperationQueue, StartClaim};
 
 /// A handle of an operation that was started and not yet waited for. It owns the memory `B` of the operation: a
 /// [`Buffer`](crate::Buffer), several of them, or none.
 ///
-/// Dropping it waits for the operation, until its deadline at most, and drops the memory. Dropping it during a
-/// panic aborts the job. If the deadline passes before the operation could begin, waiting for it, polling it or
-/// dropping it aborts the job too ([`Error::NotStarted`]).
+/// Dropping the handle of a collective waits for it, until its deadline at most, and drops the memory. Dropping the handle
+/// of messages does not wait: receives that no message has matched are cancelled, other messages go on in the background.
+/// Dropping a handle during a panic aborts the job. If the deadline passes before a collective could begin, waiting for it,
+/// polling it or dropping it aborts the job too ([`Error::NotStarted`]).
 ///
-/// A thread that waits for an operation which has not begun executes it, after the operations that were started
-/// before it. Operations that no thread waits for are executed by a thread of the communicator. On the simulated network,
-/// a thread that waits leaves them to that thread.
+/// A thread that waits for a collective which has not begun executes it, after the collectives that were started before
+/// it. A thread that waits for messages moves all started messages of the communicator. Operations that no thread waits for
+/// are executed by threads of the communicator. On the simulated network, a thread that waits leaves them to those threads.
 ///
 /// A handle is also a [`Future`], for any executor. Polling it never blocks.
 #[doc(alias = "Work")]
 #[doc(alias = "MPI_Request")]
-#[must_use = "the result comes from wait; dropping waits too"]
+#[must_use = "the result comes from wait; dropping cancels receives, and waits for collectives"]
 pub struct Pending<B>(PendingState<B>);
 
 enum PendingState<B> {
@@ -42,12 +44,21 @@ pub(crate) type OperationResult<B> = Result<B, Failed<B>>;
 
 pub(crate) struct RunningOperation<B> {
     pub(crate) outcome: Arc<OperationOutcome<B>>,
-    pub(crate) queue: OperationQueue,
-    /// The number of the operation in the queue.
+    pub(crate) source: OperationSource,
+    /// The number of the operation in the queue or in the stream.
     pub(crate) number: u64,
     pub(crate) abort_handle: AbortHandle,
     /// The claim to begin the operation, if an earlier operation may last longer than its deadline.
     pub(crate) claim: Option<StartClaim>,
+}
+
+/// The place where an operation is executed.
+#[derive(Clone, Debug)]
+pub(crate) enum OperationSource {
+    /// The queue of collectives.
+    Queue(OperationQueue),
+    /// The stream of messages.
+    Messages(MessageStream),
 }
 
 /// The place where the thread that executes an operation puts its result.
@@ -94,7 +105,7 @@ impl<B> Pending<B> {
     /// The handle, if the operation has not ended. Inside, those of [`wait`](Self::wait).
     pub fn wait_timeout(mut self, limit: Duration) -> Result<Result<B, Failed<B>>, Self> {
         if let PendingState::Running(running) = &mut self.0 {
-            let deadline = running.queue.runtime().deadline(limit);
+            let deadline = running.source.runtime().deadline(limit);
             match running.wait_until(Some(deadline)) {
                 Ok(done) => self.0 = PendingState::Done(done),
                 Err(TimedOut) => return Err(self),
@@ -128,6 +139,46 @@ impl<B> Pending<B> {
     #[doc(alias = "MPI_Test")]
     pub fn test(mut self) -> Result<Result<B, Failed<B>>, Self> {
         if self.is_done() { Ok(self.wait()) } else { Err(self) }
+    }
+
+    /// Cancels the operation if it only receives messages and none of them has begun to arrive. Returns its memory. The
+    /// message then goes to a later receive.
+    ///
+    /// ```
+    /// use dist_collectives::Communicator;
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 2, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     let pending = comm.start_recv(vec![0_u8; 4], 1 - comm.rank());
+    ///     pending.cancel().unwrap().into_vec()
+    /// });
+    /// assert_eq!(outcome.results, [[0; 4]; 2]);
+    /// ```
+    ///
+    /// # Errors
+    /// The handle, if the operation is another one, has ended, or receives a message.
+    #[doc(alias = "MPI_Cancel")]
+    pub fn cancel(mut self) -> Result<B, Self> {
+        let PendingState::Running(RunningOperation {
+            outcome,
+            source: OperationSource::Messages(stream),
+            number,
+            ..
+        }) = &self.0
+        else {
+            return Err(self);
+        };
+        if !stream.cancel(*number, &|| outcome.is_done()) {
+            return Err(self);
+        }
+        let outcome = Arc::clone(outcome);
+        self.0 = PendingState::Taken;
+        match outcome.take() {
+            Some(Ok(buffer)) => Ok(buffer),
+            Some(Err(failed)) => Err(Self(PendingState::Done(Err(failed)))),
+            None => unreachable!("a cancelled operation has ended"),
+        }
     }
 
     /// Returns `true` if the operation has ended, so that [`wait`](Self::wait) would not block. If the deadline has
@@ -169,7 +220,7 @@ impl<B> Pending<B> {
     /// Waits until one of these operations has ended. Returns its index and its result, and leaves `None` in its place.
     /// Returns `None` if all places are `None`.
     ///
-    /// The threads of the communicators execute the operations.
+    /// Of messages it is the operation that ends first. Of collectives it is the one that was started first.
     ///
     /// ```
     /// use dist_collectives::{Communicator, Pending, ReduceOp};
@@ -193,22 +244,43 @@ impl<B> Pending<B> {
             if let Some(done) = Self::test_any(pending) {
                 return Some(done);
             }
-            let queue = pending.iter().flatten().find_map(Self::as_running)?.queue.clone();
-            if polls < queue.spins() {
+            let source = pending.iter().flatten().find_map(Self::as_running)?.source.clone();
+            Self::help_any(pending);
+            if polls < source.spins() {
                 polls += 1;
                 std::hint::spin_loop();
                 continue;
             }
-            let waker = thread_waker(queue.runtime());
+            if let Some(done) = Self::test_any(pending) {
+                return Some(done);
+            }
+            let waker = thread_waker(source.runtime());
             let mut until: Option<Deadline> = None;
             for running in pending.iter().flatten().filter_map(Self::as_running) {
                 running.outcome.wake_when_done(&waker);
-                running.queue.wake_worker_for(running.number);
+                running.source.wake_worker_for(running.number);
                 if let Some(StartClaim { deadline, .. }) = running.claim {
                     until = Some(until.map_or(deadline, |until| until.earlier(deadline)));
                 }
             }
-            queue.runtime().park(until);
+            source.runtime().park(until);
+        }
+    }
+
+    /// Moves messages until one of these operations has ended, if all of them are messages of one communicator.
+    fn help_any(pending: &[Option<Self>]) {
+        let mut running = pending.iter().flatten().filter_map(Self::as_running);
+        let Some(OperationSource::Messages(stream)) = running.clone().next().map(|running| &running.source)
+        else {
+            return;
+        };
+        let is_of_stream = |running: &RunningOperation<B>| matches!(&running.source, OperationSource::Messages(other) if other.is(stream));
+        if stream.runtime().is_waking_slow() && running.all(is_of_stream) {
+            let is_over = || {
+                let mut running = pending.iter().flatten().filter_map(Self::as_running);
+                running.any(|running| running.outcome.is_done())
+            };
+            stream.help_until(&is_over);
         }
     }
 
@@ -242,8 +314,8 @@ impl<B> RunningOperation<B> {
     /// Waits for the operation, and executes it if it has not begun. The worker executes it if it is woken at no cost, or
     /// if an earlier operation may last longer than its deadline.
     fn wait(&mut self) -> OperationResult<B> {
-        if self.claim.is_none() && self.queue.runtime().is_waking_slow() {
-            self.queue.execute_until(self.number);
+        if self.claim.is_none() && self.source.runtime().is_waking_slow() {
+            self.source.execute_until(self.number, &|| self.outcome.is_done());
         }
         match self.wait_until(None) {
             Ok(done) => done,
@@ -257,23 +329,56 @@ impl<B> RunningOperation<B> {
         if let Some(done) = self.outcome.take() {
             return Ok(done);
         }
-        self.queue.wake_worker_for(self.number);
+        self.source.wake_worker_for(self.number);
         if let Some(StartClaim { deadline, .. }) = self.claim {
             let first = until.map_or(deadline, |until| until.earlier(deadline));
-            if let Ok(done) = self.outcome.wait(&self.queue, Some(first)) {
+            if let Ok(done) = self.outcome.wait(&self.source, Some(first)) {
                 return Ok(done);
             }
             self.give_up_if_late();
         }
-        self.outcome.wait(&self.queue, until)
+        self.outcome.wait(&self.source, until)
     }
 
     fn give_up_if_late(&mut self) {
-        let Self { claim, queue, .. } = self;
-        if let Some(claim) = claim.take_if(|claim| queue.runtime().expired(claim.deadline))
+        let Self { claim, source, .. } = self;
+        if let Some(claim) = claim.take_if(|claim| source.runtime().expired(claim.deadline))
             && claim.take()
         {
             self.abort_handle.abort(Cause::gave_up(claim.missed()));
+        }
+    }
+}
+
+impl OperationSource {
+    fn runtime(&self) -> &Runtime {
+        match self {
+            Self::Queue(queue) => queue.runtime(),
+            Self::Messages(stream) => stream.runtime(),
+        }
+    }
+
+    /// Returns the number of polls of a thread before it sleeps.
+    fn spins(&self) -> u32 {
+        match self {
+            Self::Queue(queue) => queue.spins(),
+            Self::Messages(stream) => stream.spins(),
+        }
+    }
+
+    /// Executes the operation with this number on this thread, unless another thread does.
+    fn execute_until(&self, number: u64, is_over: &dyn Fn() -> bool) {
+        match self {
+            Self::Queue(queue) => queue.execute_until(number),
+            Self::Messages(stream) => stream.help_until(is_over),
+        }
+    }
+
+    /// Wakes the worker, even from a nap, if nobody executes the operation with this number.
+    fn wake_worker_for(&self, number: u64) {
+        match self {
+            Self::Queue(queue) => queue.wake_worker_for(number),
+            Self::Messages(stream) => stream.wake_worker(),
         }
     }
 }
@@ -296,10 +401,13 @@ impl<B> OperationOutcome<B> {
         }
     }
 
+    fn is_done(&self) -> bool {
+        self.is_done.load(Ordering::Acquire)
+    }
+
     /// Takes the result, if the operation has ended.
     fn take(&self) -> Option<OperationResult<B>> {
-        let is_done = self.is_done.load(Ordering::Acquire);
-        if is_done { self.lock().result.take() } else { None }
+        if self.is_done() { self.lock().result.take() } else { None }
     }
 
     /// Takes the result if the operation has ended. Otherwise stores a waker that is used when it ends.
@@ -323,22 +431,26 @@ impl<B> OperationOutcome<B> {
         }
     }
 
-    fn wait(&self, queue: &OperationQueue, until: Option<Deadline>) -> Result<OperationResult<B>, TimedOut> {
-        for _ in 0..queue.spins() {
+    fn wait(
+        &self,
+        source: &OperationSource,
+        until: Option<Deadline>,
+    ) -> Result<OperationResult<B>, TimedOut> {
+        for _ in 0..source.spins() {
             if let Some(done) = self.take() {
                 return Ok(done);
             }
             std::hint::spin_loop();
         }
-        let waker = thread_waker(queue.runtime());
+        let waker = thread_waker(source.runtime());
         loop {
             if let Some(done) = self.take_or_wake(&waker) {
                 return Ok(done);
             }
-            if until.is_some_and(|until| queue.runtime().expired(until)) {
+            if until.is_some_and(|until| source.runtime().expired(until)) {
                 return Err(TimedOut);
             }
-            queue.runtime().park(until);
+            source.runtime().park(until);
         }
     }
 
@@ -376,7 +488,7 @@ impl<B: Unpin> Future for Pending<B> {
             PendingState::Running(running) => match running.outcome.take_or_wake(context.waker()) {
                 Some(done) => Poll::Ready(done),
                 None => {
-                    running.queue.wake_worker_for(running.number);
+                    running.source.wake_worker_for(running.number);
                     *state = PendingState::Running(running);
                     Poll::Pending
                 }
@@ -391,6 +503,10 @@ impl<B> Drop for Pending<B> {
         if let PendingState::Running(running) = &mut self.0 {
             if std::thread::panicking() {
                 running.abort_handle.abort(Cause::Panicked);
+            } else if let OperationSource::Messages(stream) = &running.source {
+                if !running.outcome.is_done() {
+                    stream.detach(running.number);
+                }
             } else {
                 // The outcome of a dropped operation is ignored.
                 let _done = running.wait();

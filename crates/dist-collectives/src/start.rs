@@ -18,10 +18,12 @@ use crate::{Buffer, Communicator, Element, Operation, ReduceOp, Result};
 /// subgroup first complete the collectives that were started before them. All ranks must start or call the same
 /// collectives in the same order; one rank may start a collective that another calls.
 ///
+/// Messages are independent: each waits for its own peer only, and goes on while collectives run.
+///
 /// The thread that waits for an operation executes it if it has not begun. Operations that no thread waits for are
-/// executed by a thread of the communicator, which begins about 50 µs after the start. The deadline begins at the
-/// start, even if the operation has to wait for earlier ones. If an operation could not begin before its deadline, the rank that
-/// waits for it gets [`Error::NotStarted`](crate::Error::NotStarted) and the job is aborted. [`Pending::wait`]
+/// executed by threads of the communicator, one for collectives and one for messages, which begin about 50 µs after the
+/// start. The deadline begins at the start, even if a collective has to wait for earlier ones. If a collective could not
+/// begin before its deadline, the rank that waits for it gets [`Error::NotStarted`](crate::Error::NotStarted) and the job is aborted. [`Pending::wait`]
 /// reports all errors.
 ///
 /// Ranks of a host access [allocated](Self::alloc) buffers directly. All ranks must pass buffers of one kind:
@@ -290,54 +292,6 @@ impl Communicator {
     #[doc(alias = "monitored_barrier")]
     pub fn start_monitored_barrier(&mut self) -> Pending<()> {
         self.start((), |engine, (), options| engine.monitored_barrier(options))
-    }
-
-    /// Starts to [`send`](Self::send) a message, which `to` receives with [`start_recv`](Self::start_recv).
-    ///
-    /// It begins when all messages that were started before have ended. It may end before `to` has received the
-    /// message, or only then. Ranks that send to each other must start both directions at once, with
-    /// [`start_send_recv`](Self::start_send_recv) or [`start_batch`](Self::start_batch). If each rank started to
-    /// receive before it sent, all would wait for ever.
-    #[doc(alias = "MPI_Isend")]
-    #[doc(alias = "isend")]
-    pub fn start_send<T: Pod + Send>(
-        &mut self,
-        elements: impl Into<Buffer<T>>,
-        to: usize,
-    ) -> Pending<Buffer<T>> {
-        self.start_messages(elements.into(), move |engine, elements, options| {
-            engine.send(elements, to, options)
-        })
-    }
-
-    /// Starts to [receive](Self::recv) a message that `from` sends with [`start_send`](Self::start_send).
-    /// Messages that are started later wait for it, so messages in both directions must be started [at
-    /// once](Self::start_send).
-    #[doc(alias = "MPI_Irecv")]
-    #[doc(alias = "irecv")]
-    pub fn start_recv<T: Pod + Send>(
-        &mut self,
-        elements: impl Into<Buffer<T>>,
-        from: usize,
-    ) -> Pending<Buffer<T>> {
-        self.start_messages(elements.into(), move |engine, elements, options| {
-            engine.receive(elements, from, options)
-        })
-    }
-
-    /// Starts a [`send_recv`](Self::send_recv); both buffers are returned.
-    #[doc(alias = "MPI_Isendrecv")]
-    #[doc(alias = "isendrecv")]
-    pub fn start_send_recv<T: Pod + Send>(
-        &mut self,
-        sent: impl Into<Buffer<T>>,
-        to: usize,
-        received: impl Into<Buffer<T>>,
-        from: usize,
-    ) -> Pending<(Buffer<T>, Buffer<T>)> {
-        self.start_messages((sent.into(), received.into()), move |engine, (sent, received), options| {
-            engine.send_receive(sent, to, received, from, options)
-        })
     }
 
     /// Returns the length of this rank's part, if the counts and the whole buffer, where this rank has it, are

@@ -5,13 +5,21 @@ use std::fmt;
 use dist_transport::runtime::Task;
 use dist_transport::{Runtime, Transport};
 
-use crate::operation_queue::OperationQueue;
 use crate::{Error, Result};
 
 /// A thread, and the queue of its operations.
-pub(crate) struct Worker {
-    pub(crate) queue: OperationQueue,
+pub(crate) struct Worker<Q: WorkerQueue> {
+    pub(crate) queue: Q,
     task: Option<Task<()>>,
+}
+
+/// The operations of a worker. Clones are the same queue.
+pub(crate) trait WorkerQueue: Clone + Send + 'static {
+    /// Executes operations on the worker's thread until the queue is closed.
+    fn work(&self);
+
+    /// Tells the worker to end when no operation is left.
+    fn close(&self);
 }
 
 /// About 50 µs; a wake-up takes 30 µs.
@@ -25,9 +33,9 @@ pub(crate) fn spins(hosts: &[u64], transport: &dyn Transport) -> u32 {
     if 2 * ranks <= transport.cores() { SPINS } else { 0 }
 }
 
-impl Worker {
+impl<Q: WorkerQueue> Worker<Q> {
     /// Starts the thread of this name for this queue.
-    pub(crate) fn new(queue: OperationQueue, name: &str, runtime: &Runtime) -> Result<Self> {
+    pub(crate) fn new(queue: Q, name: &str, runtime: &Runtime) -> Result<Self> {
         let work = queue.clone();
         let spawned = runtime.spawn(name, move || work.work());
         let task = spawned.map_err(Error::Worker)?;
@@ -36,7 +44,7 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
+impl<Q: WorkerQueue> Drop for Worker<Q> {
     /// Waits for the operations that are still queued; each ends by its deadline. During a panic the transports have
     /// aborted the job, and there is no wait.
     fn drop(&mut self) {
@@ -48,7 +56,7 @@ impl Drop for Worker {
     }
 }
 
-impl fmt::Debug for Worker {
+impl<Q: WorkerQueue> fmt::Debug for Worker<Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Worker")
     }

@@ -15,6 +15,7 @@ mod direct_access;
 mod execute;
 mod memory;
 mod messages;
+mod outstanding;
 mod plan_cache;
 mod rank_layout;
 mod reductions;
@@ -38,8 +39,12 @@ pub(crate) use direct::SharedMemory;
 use direct::SlotGenerations;
 pub(crate) use direct_access::WindowBuffer;
 pub(crate) use memory::CallInput;
+use messages::EngineMessages;
 pub(crate) use messages::FoundMessage;
-use messages::MessageChannel;
+pub(crate) use outstanding::{
+    CancelAnswer, Cancellation, Direction, FinishMessages, MessageCommand, MessageCommands, MessageMemory,
+    NewMessage, NewOperation, StartedWork, into_buffer,
+};
 use plan_cache::PlanCache;
 use wide::WidenedBuffers;
 pub(crate) use wide::alloc;
@@ -90,7 +95,7 @@ impl<'a> CallOptions<'a> {
 pub(crate) struct Engine {
     pub(crate) transport: Box<dyn Transport>,
     rank: Rank,
-    /// The channel of the communicator. Started messages name it too, although they use another channel.
+    /// The channel of the communicator. Messages name it too, although they use another channel.
     channel: u64,
     /// The algorithms that calls are compiled with; the same on every rank.
     algorithms: AlgorithmTable<'static>,
@@ -99,7 +104,7 @@ pub(crate) struct Engine {
     shared_memory: SharedMemory,
     slot_generations: SlotGenerations,
     plan_cache: PlanCache,
-    messages: MessageChannel,
+    messages: EngineMessages,
     /// The hosts of the ranks, if two-level algorithms are enabled.
     levels: Option<Arc<HostLevels>>,
     /// `true` if all ranks of the group run on one host.
@@ -118,33 +123,22 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
+    /// Creates the engine for the messages of the communicator with this channel.
+    pub(crate) fn of_messages(
+        transport: Box<dyn Transport>,
+        channel: ChannelId,
+        algorithms: AlgorithmTable<'static>,
+    ) -> Self {
+        Self::new(transport, channel, History::NEW, algorithms)
+    }
+
     /// Creates the engine for the collectives of the communicator with this channel and this history, which chooses from
     /// this table of algorithms.
     pub(crate) fn new(
-        transport: Box<dyn Transport>,
-        channel: ChannelId,
-        history: History,
-        algorithms: AlgorithmTable<'static>,
-    ) -> Self {
-        Self::with_messages(transport, channel, history, algorithms, MessageChannel::closed())
-    }
-
-    /// Creates the engine for the messages of the communicator with this channel.
-    pub(crate) fn of_messages(
-        mut transport: Box<dyn Transport>,
-        channel: ChannelId,
-        algorithms: AlgorithmTable<'static>,
-    ) -> Self {
-        let messages = MessageChannel::new(&mut *transport);
-        Self::with_messages(transport, channel, History::NEW, algorithms, messages)
-    }
-
-    fn with_messages(
         mut transport: Box<dyn Transport>,
         channel: ChannelId,
         history: History,
         algorithms: AlgorithmTable<'static>,
-        messages: MessageChannel,
     ) -> Self {
         transport.set_call_formatter(|fingerprint| Call::decode(fingerprint).map(|call| call.to_string()));
         let (hosts, ranks) = (transport.hosts(), transport.rank().world_size());
@@ -162,7 +156,7 @@ impl Engine {
             shared_memory: SharedMemory::default(),
             slot_generations: SlotGenerations::default(),
             plan_cache: PlanCache::default(),
-            messages,
+            messages: EngineMessages::default(),
             levels: None,
             copy: Vec::new(),
             wide: WidenedBuffers::default(),
@@ -234,7 +228,7 @@ impl Engine {
 
     /// Returns the traffic of the collectives and messages so far.
     pub(crate) fn traffic(&self) -> Traffic {
-        self.transport.traffic() + self.messages.traffic()
+        self.transport.traffic()
     }
 
     /// Begins a call: adds it to the history, and tells the transport that the following messages belong to it.

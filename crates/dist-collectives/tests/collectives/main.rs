@@ -19,6 +19,7 @@ mod faults;
 mod forks;
 mod half_means;
 mod hosts;
+mod independent_messages;
 mod logical;
 mod messages;
 mod mismatches;

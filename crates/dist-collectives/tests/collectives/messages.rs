@@ -398,6 +398,33 @@ fn a_receive_from_any_rank_fails_at_once_if_all_others_have_left() {
 }
 
 #[test]
+fn a_receive_from_any_rank_that_times_out_lists_all_ranks_and_blames_none() {
+    for &network in Network::ALL {
+        let errors = worlds::run(network, 3, |mut comm| {
+            if comm.rank() == 0 {
+                let mut seven = comm.with_tag(7);
+                return seven.with_timeout(Duration::from_millis(300)).recv_any(&mut [0_u8]).unwrap_err();
+            }
+            if comm.rank() == 2 {
+                comm.with_tag(1).send(&[1_u8; 3], 0).unwrap();
+            }
+            comm.barrier().unwrap_err()
+        });
+        assert!(errors[0].is_timeout() && errors[0].peer().is_none(), "{network:?}: {:?}", errors[0]);
+        let expected = "message of 1 u8 (tag 7) from any rank: none of ranks [1, 2] has sent it within 300ms; these have \
+                        come instead: message of 3 u8 (tag 1, from rank 2)";
+        assert_eq!(errors[0].to_string(), expected, "{network:?}");
+        for error in &errors[1..] {
+            let told = Chain(error).to_string();
+            assert!(
+                told.contains("rank 0 gave up: message of 1 u8 (tag 7) from any rank: none of"),
+                "{told}"
+            );
+        }
+    }
+}
+
+#[test]
 fn a_shorter_message_is_received_with_its_length_and_a_longer_one_is_refused() {
     for &network in Network::ALL {
         worlds::run(network, 2, move |mut comm| {

@@ -82,7 +82,7 @@ pub(super) struct Case {
 }
 
 impl Case {
-    /// Returns `true` for messages, which are a stream of their own.
+    /// Returns `true` for messages, which wait for their own peers only.
     pub(super) fn is_message(&self) -> bool {
         matches!(self.name, "send" | "recv" | "send_recv" | "batch")
     }
