@@ -68,17 +68,19 @@ impl Failure {
     pub(crate) fn from_python(error: &PyErr) -> Self {
         Self::failed(error.to_string())
     }
+}
 
-    /// Returns the exception.
-    pub(crate) fn raise(&self, py: Python<'_>) -> PyErr {
-        let message = self.message.clone();
-        match self.kind {
+/// An exception is made by a thread that is attached to Python, or attaches itself meanwhile.
+impl From<Failure> for PyErr {
+    fn from(failure: Failure) -> Self {
+        let message = failure.message;
+        match failure.kind {
             FailureKind::Arguments => PyValueError::new_err(message),
             FailureKind::Unsupported => PyNotImplementedError::new_err(message),
-            FailureKind::TimedOut | FailureKind::Failed => match backend_error(py) {
-                Ok(class) => PyErr::from_type(class.clone(), (message,)),
+            FailureKind::TimedOut | FailureKind::Failed => Python::attach(|py| match backend_error(py) {
+                Ok(class) => Self::from_type(class.clone(), (message,)),
                 Err(_) => PyRuntimeError::new_err(message),
-            },
+            }),
         }
     }
 }

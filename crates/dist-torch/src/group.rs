@@ -4,11 +4,13 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use dist_collectives::tuning::CostCache;
-use dist_collectives::{Communicator, Config, DType, ReduceOp};
+use dist_collectives::{Communicator, Config, ReduceOp};
 use dist_transport::Runtime;
 use dist_transport::process::{Coordinator, Medium, Secret};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
+use pyo3::types::PyTuple;
 
 use crate::call::{Action, Call};
 use crate::error::Failure;
@@ -28,9 +30,9 @@ impl Host {
     #[new]
     fn start(py: Python<'_>, host: &str, world_size: usize, job: &str, secret: &str) -> PyResult<Self> {
         let address = format!("{host}:0");
-        let secret = parse_secret(secret).map_err(|failure| failure.raise(py))?;
+        let secret = parse_secret(secret)?;
         let started = py.detach(|| Coordinator::start(&address, world_size, job, secret));
-        let coordinator = started.map_err(|error| Failure::from(error).raise(py))?;
+        let coordinator = started.map_err(Failure::from)?;
         Ok(Self(Mutex::new(OwnedByProcess::new(coordinator))))
     }
 
@@ -97,165 +99,36 @@ impl Group {
         secret: &str,
         timeout_ms: u64,
     ) -> PyResult<Self> {
-        py.detach(|| join(rank, world_size, address, job, secret, Duration::from_millis(timeout_ms)))
-            .map_err(|failure| failure.raise(py))
+        let timeout = Duration::from_millis(timeout_ms);
+        Ok(py.detach(|| join(rank, world_size, address, job, secret, timeout))?)
     }
 
-    fn all_reduce(
+    /// Makes or starts a call. Returns `None` if the program waits for it and it is done.
+    fn call(
         &self,
         py: Python<'_>,
+        name: &str,
+        arguments: &Bound<'_, PyTuple>,
         dtype: &str,
-        buffers: Vec<TensorMemory>,
-        op: (&str, f64),
+        tensors: Vec<TensorMemory>,
         options: CallOptions,
     ) -> PyResult<Option<PendingCall>> {
-        let action = Action::AllReduce { buffers, op: parse_op(op)? };
-        self.start(py, dtype, action, options)
-    }
-
-    fn broadcast(
-        &self,
-        py: Python<'_>,
-        dtype: &str,
-        buffer: TensorMemory,
-        root: usize,
-        options: CallOptions,
-    ) -> PyResult<Option<PendingCall>> {
-        self.start(py, dtype, Action::Broadcast { buffer, root }, options)
-    }
-
-    fn reduce(
-        &self,
-        py: Python<'_>,
-        dtype: &str,
-        buffer: TensorMemory,
-        op: (&str, f64),
-        root: usize,
-        options: CallOptions,
-    ) -> PyResult<Option<PendingCall>> {
-        let action = Action::Reduce { buffer, op: parse_op(op)?, root };
-        self.start(py, dtype, action, options)
-    }
-
-    fn all_gather(
-        &self,
-        py: Python<'_>,
-        dtype: &str,
-        input: TensorMemory,
-        output: TensorMemory,
-        counts: Option<Vec<usize>>,
-        options: CallOptions,
-    ) -> PyResult<Option<PendingCall>> {
-        self.start(py, dtype, Action::AllGather { input, output, counts }, options)
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "they are those of the call")]
-    fn reduce_scatter(
-        &self,
-        py: Python<'_>,
-        dtype: &str,
-        input: TensorMemory,
-        output: TensorMemory,
-        counts: Option<Vec<usize>>,
-        op: (&str, f64),
-        options: CallOptions,
-    ) -> PyResult<Option<PendingCall>> {
-        let action = Action::ReduceScatter { input, output, counts, op: parse_op(op)? };
-        self.start(py, dtype, action, options)
-    }
-
-    fn all_to_all(
-        &self,
-        py: Python<'_>,
-        dtype: &str,
-        input: TensorMemory,
-        output: TensorMemory,
-        counts: Option<[Vec<usize>; 2]>,
-        options: CallOptions,
-    ) -> PyResult<Option<PendingCall>> {
-        self.start(py, dtype, Action::AllToAll { input, output, counts }, options)
-    }
-
-    fn gather(
-        &self,
-        py: Python<'_>,
-        dtype: &str,
-        input: TensorMemory,
-        output: TensorMemory,
-        root: usize,
-        options: CallOptions,
-    ) -> PyResult<Option<PendingCall>> {
-        self.start(py, dtype, Action::Gather { input, output, root }, options)
-    }
-
-    fn scatter(
-        &self,
-        py: Python<'_>,
-        dtype: &str,
-        input: TensorMemory,
-        output: TensorMemory,
-        root: usize,
-        options: CallOptions,
-    ) -> PyResult<Option<PendingCall>> {
-        self.start(py, dtype, Action::Scatter { input, output, root }, options)
-    }
-
-    fn barrier(&self, py: Python<'_>, options: CallOptions) -> PyResult<Option<PendingCall>> {
-        self.start(py, DType::U8.name(), Action::Barrier, options)
-    }
-
-    fn monitored_barrier(
-        &self,
-        py: Python<'_>,
-        names_all: bool,
-        options: CallOptions,
-    ) -> PyResult<Option<PendingCall>> {
-        self.start(py, DType::U8.name(), Action::MonitoredBarrier { names_all }, options)
-    }
-
-    fn send(
-        &self,
-        py: Python<'_>,
-        dtype: &str,
-        buffer: TensorMemory,
-        to: usize,
-        tag: i64,
-        options: CallOptions,
-    ) -> PyResult<Option<PendingCall>> {
-        let action = Action::Send { buffer, tag: parse_tag(tag)? };
-        self.start_on(py, self.messages.sends_to(to), dtype, action, options)
-    }
-
-    fn receive(
-        &self,
-        py: Python<'_>,
-        dtype: &str,
-        buffer: TensorMemory,
-        from: usize,
-        tag: i64,
-        options: CallOptions,
-    ) -> PyResult<Option<PendingCall>> {
-        let action = Action::Receive { buffer, tag: parse_tag(tag)? };
-        self.start_on(py, self.messages.receives_from(from), dtype, action, options)
-    }
-
-    /// Receives from the first rank that sends. The call that is returned has the number of the sender.
-    fn receive_any(
-        &self,
-        py: Python<'_>,
-        dtype: &str,
-        buffer: TensorMemory,
-        tag: i64,
-        options: CallOptions,
-    ) -> PyResult<Option<PendingCall>> {
-        let tag = parse_tag(tag)?;
-        check_process(self.process).map_err(|failure| failure.raise(py))?;
-        let (stream, sources) = self.messages.receives_from_any().map_err(|failure| failure.raise(py))?;
-        let sender = sources.sender();
-        let options = CallOptions(options.0, true, options.2);
-        let action = Action::ReceiveAny { buffer, tag, sources };
-        let pending = self.start_on(py, Ok(stream), dtype, action, options)?;
-        Ok(pending.map(|pending| PendingCall { sender: Some(sender), ..pending }))
+        check_process(self.process)?;
+        let (action, stream) = self.parse(name, arguments)?;
+        let sender = action.sender();
+        let mut call = Call::new(action, dtype, tensors)?;
+        let CallOptions(timeout, is_async, copy_out) = options;
+        if is_async {
+            call.hold_storages(py)?;
+        }
+        let operation = stream.push(call, Duration::from_millis(timeout), copy_out);
+        let pending = PendingCall { operation, stream, sender, process: self.process };
+        if is_async {
+            pending.stream.wake()?;
+            return Ok(Some(pending));
+        }
+        pending.wait(py, None)?;
+        Ok(None)
     }
 
     /// Ends the job for every rank. Their errors contain the reason.
@@ -281,44 +154,62 @@ impl Group {
 }
 
 impl Group {
-    fn start(
-        &self,
-        py: Python<'_>,
-        dtype: &str,
-        action: Action,
-        options: CallOptions,
-    ) -> PyResult<Option<PendingCall>> {
-        self.start_on(py, Ok(Arc::clone(&self.collectives)), dtype, action, options)
-    }
-
-    /// Appends a call to a stream. If the program waits for it, returns `None` once it is done.
-    fn start_on(
-        &self,
-        py: Python<'_>,
-        stream: Result<Arc<Stream>, Failure>,
-        dtype: &str,
-        action: Action,
-        options: CallOptions,
-    ) -> PyResult<Option<PendingCall>> {
-        check_process(self.process).map_err(|failure| failure.raise(py))?;
-        let stream = stream.map_err(|failure| failure.raise(py))?;
-        let Some(dtype) = DType::parse(dtype) else {
-            return Err(PyValueError::new_err(format!("{dtype} is no type of elements")));
+    /// Returns what a call of this name does, and the stream on which it is made.
+    fn parse(&self, name: &str, arguments: &Bound<'_, PyTuple>) -> PyResult<(Action, Arc<Stream>)> {
+        let action = match name {
+            "all_reduce" => {
+                let (Op(op),) = arguments.extract()?;
+                Action::AllReduce { op }
+            }
+            "broadcast" => {
+                let (root,) = arguments.extract()?;
+                Action::Broadcast { root }
+            }
+            "reduce" => {
+                let (Op(op), root) = arguments.extract()?;
+                Action::Reduce { op, root }
+            }
+            "all_gather" => {
+                let (counts,) = arguments.extract()?;
+                Action::AllGather { counts }
+            }
+            "reduce_scatter" => {
+                let (Op(op), counts) = arguments.extract()?;
+                Action::ReduceScatter { op, counts }
+            }
+            "all_to_all" => {
+                let (counts,) = arguments.extract()?;
+                Action::AllToAll { counts }
+            }
+            "gather" => {
+                let (root,) = arguments.extract()?;
+                Action::Gather { root }
+            }
+            "scatter" => {
+                let (root,) = arguments.extract()?;
+                Action::Scatter { root }
+            }
+            "barrier" => Action::Barrier,
+            "monitored_barrier" => {
+                let (names_all,) = arguments.extract()?;
+                Action::MonitoredBarrier { names_all }
+            }
+            "send" => {
+                let (to, Tag(tag)) = arguments.extract()?;
+                return Ok((Action::Send { tag }, self.messages.sends_to(to)?));
+            }
+            "receive" => {
+                let (from, Tag(tag)) = arguments.extract()?;
+                return Ok((Action::Receive { tag }, self.messages.receives_from(from)?));
+            }
+            "receive_any" => {
+                let (Tag(tag),) = arguments.extract()?;
+                let (stream, sources) = self.messages.receives_from_any()?;
+                return Ok((Action::ReceiveAny { tag, sources }, stream));
+            }
+            name => return Err(PyValueError::new_err(format!("{name} is no call of a group"))),
         };
-        let mut call = Call { dtype, action };
-        call.check().map_err(|failure| failure.raise(py))?;
-        let CallOptions(timeout, is_async, copy_out) = options;
-        if is_async {
-            call.hold_storages(py)?;
-        }
-        let operation = stream.push(call, Duration::from_millis(timeout), copy_out);
-        let pending = PendingCall { operation, stream, sender: None, process: self.process };
-        if is_async {
-            pending.stream.wake().map_err(|failure| failure.raise(py))?;
-            return Ok(Some(pending));
-        }
-        pending.wait(py, None)?;
-        Ok(None)
+        Ok((action, Arc::clone(&self.collectives)))
     }
 }
 
@@ -327,7 +218,7 @@ impl PendingCall {
     /// Waits until the call is done, or at most this many milliseconds, and raises its error.
     #[pyo3(signature = (timeout_ms=None))]
     fn wait(&self, py: Python<'_>, timeout_ms: Option<u64>) -> PyResult<()> {
-        check_process(self.process).map_err(|failure| failure.raise(py))?;
+        check_process(self.process)?;
         let Self { operation, stream, .. } = self;
         match timeout_ms {
             None => {
@@ -341,7 +232,7 @@ impl PendingCall {
             Some(Err(failure)) => {
                 // An interrupted call has failed: the signal is its cause.
                 py.check_signals()?;
-                Err(failure.raise(py))
+                Err(failure.clone().into())
             }
             _ => Ok(()),
         }
@@ -358,9 +249,9 @@ impl PendingCall {
     }
 
     /// Returns the exception of a call that has failed.
-    fn exception(&self, py: Python<'_>) -> Option<PyErr> {
+    fn exception(&self) -> Option<PyErr> {
         let outcome = self.operation.outcome()?;
-        outcome.as_ref().err().map(|failure| failure.raise(py))
+        outcome.as_ref().err().map(|failure| failure.clone().into())
     }
 
     /// Calls the function without arguments once the call is done.
@@ -373,14 +264,14 @@ impl PendingCall {
     fn wait_at_most(&self, py: Python<'_>, limit: Duration) -> PyResult<()> {
         let runtime = Runtime::system();
         let deadline = runtime.deadline(limit);
-        self.stream.wake().map_err(|failure| failure.raise(py))?;
+        self.stream.wake()?;
         while !py.detach(|| self.stream.watch(&self.operation, SIGNAL_CHECK.min(runtime.remaining(deadline))))
         {
             py.check_signals()?;
             if runtime.expired(deadline) {
                 let text =
                     format!("wait: the call did not end within {limit:?}: Timed out. The call goes on");
-                return Err(Failure::timed_out(text).raise(py));
+                return Err(Failure::timed_out(text).into());
             }
         }
         Ok(())
@@ -447,17 +338,31 @@ fn parse_secret(text: &str) -> Result<Option<Secret>, Failure> {
     Ok(Some(Secret::from_bytes(text.as_bytes())?))
 }
 
-fn parse_op((name, factor): (&str, f64)) -> PyResult<ReduceOp> {
-    let op = match name {
-        "pre_mul_sum" => Some(ReduceOp::PreMulSum(factor)),
-        _ => ReduceOp::parse(name),
-    };
-    op.ok_or_else(|| PyValueError::new_err(format!("{name} is no reduction")))
+/// A reduction, which Python gives as its name and its factor.
+struct Op(ReduceOp);
+
+impl<'py> FromPyObject<'_, 'py> for Op {
+    type Error = PyErr;
+
+    fn extract(op: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let (name, factor): (PyBackedStr, f64) = op.extract()?;
+        let parsed =
+            if &*name == "pre_mul_sum" { Some(ReduceOp::PreMulSum(factor)) } else { ReduceOp::parse(&name) };
+        parsed.map(Self).ok_or_else(|| PyValueError::new_err(format!("{name} is no reduction")))
+    }
 }
 
-fn parse_tag(tag: i64) -> PyResult<u32> {
-    u32::try_from(tag)
-        .map_err(|_| PyValueError::new_err(format!("the tag {tag} is not between 0 and {}", u32::MAX)))
+/// The tag of a message.
+struct Tag(u32);
+
+impl<'py> FromPyObject<'_, 'py> for Tag {
+    type Error = PyErr;
+
+    fn extract(tag: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let tag: i64 = tag.extract()?;
+        let parsed = u32::try_from(tag).map(Self);
+        parsed.map_err(|_| PyValueError::new_err(format!("the tag {tag} is not between 0 and {}", u32::MAX)))
+    }
 }
 
 /// A child of `fork` has no connections of its own, and those of the parent belong to the parent.

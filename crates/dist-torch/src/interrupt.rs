@@ -3,7 +3,7 @@
 //! A thread that waits in a call of Rust does not see signals of Python. So SIGINT aborts the job of every group in
 //! which this process waits, if Python would raise `KeyboardInterrupt`.
 
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use dist_transport::Runtime;
 use pyo3::prelude::*;
@@ -21,12 +21,15 @@ pub(crate) fn abort_at_interrupt(group: &Arc<Parent>) {
     groups.retain(|group| group.strong_count() > 0);
     groups.push(Arc::downgrade(group));
     drop(groups);
-    static WATCH: OnceLock<bool> = OnceLock::new();
-    WATCH.get_or_init(|| {
-        let Ok(mut signals) = Signals::new([SIGINT]) else { return false };
+    // A child of `fork` has the memory of its parent, and none of its threads.
+    static WATCHED: Mutex<Option<u32>> = Mutex::new(None);
+    let own = Some(std::process::id());
+    if std::mem::replace(&mut *lock(&WATCHED), own) != own
+        && let Ok(mut signals) = Signals::new([SIGINT])
+    {
         let watch = move || signals.forever().for_each(|_| abort_all());
-        Runtime::system().spawn("dist-interrupt", watch).is_ok()
-    });
+        let _ = Runtime::system().spawn("dist-interrupt", watch);
+    }
 }
 
 fn abort_all() {

@@ -122,11 +122,11 @@ impl AnySource {
     /// by name at this moment is left out until that receive is done.
     pub(crate) fn receive<T: Element>(
         &self,
-        comm: &Communicator,
+        comm: &mut Communicator,
         buffer: &mut [T],
         tag: u32,
     ) -> Result<(), Failure> {
-        let runtime = comm.runtime();
+        let runtime = comm.runtime().clone();
         let deadline = runtime.deadline(comm.timeout());
         for round in 0_usize.. {
             let first = self.next.load(Ordering::Relaxed);
@@ -152,12 +152,15 @@ impl AnySource {
             }
         }
         let ranks: Vec<String> = self.streams.iter().map(|(rank, _)| rank.to_string()).collect();
-        Err(Failure::timed_out(format!(
-            "dist: Timed out waiting: receiving tag {tag} from any source: none of the ranks [{}] sent a message with \
-             this tag within {:?}; if they only need longer, set a longer timeout",
+        let why = format!(
+            "receiving tag {tag} from any source: none of the ranks [{}] sent a message with this tag within {:?}; if \
+             they only need longer, set a longer timeout",
             ranks.join(", "),
             comm.timeout()
-        )))
+        );
+        // As after every deadline, the other ranks learn why, and do not wait for this one.
+        comm.abort(&why);
+        Err(Failure::timed_out(format!("dist: Timed out waiting: {why}")))
     }
 }
 

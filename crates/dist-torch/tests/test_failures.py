@@ -117,6 +117,25 @@ def test_ctrl_c_ends_a_wait_and_the_others_are_told():
     assert other_kind == "DistBackendError" and "rank 0" in text and "SIGINT" in text, text
 
 
+def interrupted_in_a_child(rank, folder):
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            dist.destroy_process_group()
+            store = dist.FileStore(os.path.join(folder, "store of the children"), 2)
+            dist.init_process_group("dist", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=30))
+            os.write(writer, interrupted(rank)[0].encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    return os.read(reader, 100).decode()
+
+
+def test_ctrl_c_ends_a_wait_in_a_child_of_fork_that_has_a_group_of_its_own(tmp_path):
+    assert run(2, interrupted_in_a_child, str(tmp_path)) == ["KeyboardInterrupt", "DistBackendError"]
+
+
 def wrong_tag(rank):
     # The group has a job of its own, so that the world outlives its abort.
     group = dist.new_group(timeout=timedelta(milliseconds=500))
@@ -135,15 +154,23 @@ def test_a_message_with_another_tag_is_named_at_the_deadline():
 
 
 def nobody_sends(rank):
+    store = dist.distributed_c10d._get_default_store()
     group = dist.new_group(timeout=timedelta(milliseconds=300))
-    result = error_of(lambda: dist.recv(torch.ones(1), group=group, tag=3)) if rank == 0 else None
+    if rank == 0:
+        result = error_of(lambda: dist.recv(torch.ones(1), group=group, tag=3))
+        store.set("nobody has sent", "")
+    else:
+        store.wait(["nobody has sent"])
+        result = error_of(lambda: dist.barrier(group))
     dist.barrier()
     return result
 
 
-def test_a_receive_from_any_source_names_the_ranks_that_sent_nothing():
-    kind, text = run(3, nobody_sends)[0]
+def test_a_receive_from_any_source_names_the_ranks_that_sent_nothing_and_tells_them():
+    (kind, text), *others = run(3, nobody_sends)
     assert kind == "DistBackendError" and "tag 3" in text and "[1, 2]" in text and "Timed out" in text, text
+    for kind, text in others:
+        assert kind == "DistBackendError" and "rank 0" in text and "from any source" in text, text
 
 
 def one_of_the_sources_dies(rank):
@@ -165,7 +192,7 @@ def refusals(rank):
     shared, without_memory = torch.ones(2), torch.ones(2)
     without_memory.untyped_storage().resize_(0)
     return [
-        error_of(lambda: dist.all_reduce(torch.ones(2, dtype=torch.int16))),
+        error_of(lambda: dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fn))),
         error_of(lambda: dist.all_reduce(torch.ones(2, dtype=torch.complex64), dist.ReduceOp.PRODUCT)),
         error_of(lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), dist.ReduceOp.AVG)),
         error_of(lambda: group.all_gather_single(torch.ones(3), torch.ones(2)).wait()),

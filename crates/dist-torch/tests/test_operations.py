@@ -9,7 +9,7 @@ import torch.distributed as dist
 from ranks import error_of, run
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-INTEGERS = [torch.int8, torch.int32, torch.int64, torch.uint8]
+INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
 COMPLEX = [torch.complex64, torch.complex128]
 WORLDS = [1, 2, 3]
 
@@ -97,7 +97,7 @@ def test_a_sum_is_multiplied_before_it_is_added():
     assert run(2, scaled_sum) == [[1.5] * 4] * 2
 
 
-MOVED = FLOATS + INTEGERS + COMPLEX + [torch.bool, torch.int16, torch.float8_e4m3fn]
+MOVED = FLOATS + INTEGERS + COMPLEX + [torch.bool, torch.uint16, torch.float8_e4m3fn]
 
 
 def all_moves(rank):

@@ -29,7 +29,7 @@ _OPS = {
 # Truth values are bytes of 0 and 1.
 _OPS_OF_BOOL = {"sum": "or", "max": "or", "or": "or", "product": "and", "min": "and", "and": "and", "xor": "xor"}
 
-_OPS_OF_COMPLEX = {"sum", "mean", "pre_mul_sum"}
+_OPS_OF_COMPLEX = {"sum", "mean", "product", "pre_mul_sum"}
 
 
 def _first_argument(arguments):
@@ -60,8 +60,7 @@ class _Operations:
         opts = opts if isinstance(opts, c10d.BroadcastOptions) else _options(c10d.BroadcastOptions, timeout, rootRank=root)
         (tensor,) = _listed(tensors)
         target = Target(tensor, is_read=True)
-        call = self._group.broadcast(name_of(tensor.dtype), target.memory, opts.rootRank, self._common(opts, target))
-        return self._work([call], [tensor])
+        return self._call("broadcast", (opts.rootRank,), [target.memory], opts, [tensor], target)
 
     @profiled("all_reduce", _first_argument)
     def allreduce(self, tensors, opts=None, *, op=_Op.SUM, timeout=None):
@@ -80,23 +79,18 @@ class _Operations:
         return self._together([self._all_reduce([tensor], opts) for tensor in tensors], tensors)
 
     def _all_reduce(self, tensors, opts):
-        dtype = tensors[0].dtype
-        targets = [Target(tensor, is_read=True) for tensor in tensors]
-        memory = [target.memory for target in targets]
-        common = self._common(opts, *targets)
-        call = self._group.all_reduce(name_of(dtype), memory, _reduction(opts.reduceOp, dtype), common)
-        return self._work([call], tensors)
+        op = _reduction(opts.reduceOp, tensors[0].dtype)
+        targets = [Target(tensor, is_read=True, is_reduced=True) for tensor in tensors]
+        return self._call("all_reduce", (op,), [target.memory for target in targets], opts, tensors, *targets)
 
     @profiled("reduce", _first_argument)
     def reduce(self, tensors, opts=None, *, root=0, op=_Op.SUM, timeout=None):
         if not isinstance(opts, c10d.ReduceOptions):
             opts = _options(c10d.ReduceOptions, timeout, rootRank=root, reduceOp=op)
         (tensor,) = _listed(tensors)
-        target = Target(tensor, is_read=True)
         op = _reduction(opts.reduceOp, tensor.dtype)
-        common = self._common(opts, target)
-        call = self._group.reduce(name_of(tensor.dtype), target.memory, op, opts.rootRank, common)
-        return self._work([call], [tensor])
+        target = Target(tensor, is_read=True, is_reduced=True)
+        return self._call("reduce", (op, opts.rootRank), [target.memory], opts, [tensor], target)
 
     @profiled("all_gather", _second_argument)
     def allgather(self, output_tensors, input_tensors, opts=None, *, timeout=None):
@@ -108,16 +102,14 @@ class _Operations:
         _check_type([tensor, *outputs])
         parts = Parts(outputs, is_read=False)
         counts = None if parts.is_even else parts.counts
-        call = self._group.all_gather(name_of(tensor.dtype), source(tensor), parts.memory, counts, self._common(opts, parts))
-        return self._work([call], outputs)
+        return self._call("all_gather", (counts,), [source(tensor), parts.memory], opts, outputs, parts)
 
     @profiled("all_gather", _second_argument)
     def all_gather_single(self, output, input, opts=None, *, timeout=None):
         opts = opts or _options(c10d.AllgatherOptions, timeout)
         _check_type([input, output])
         target = Target(output)
-        call = self._group.all_gather(name_of(input.dtype), source(input), target.memory, None, self._common(opts, target))
-        return self._work([call], [output])
+        return self._call("all_gather", (None,), [source(input), target.memory], opts, [output], target)
 
     _allgather_base = all_gather_single
 
@@ -143,18 +135,14 @@ class _Operations:
             self._check_count(outputs, "outputs")
         _check_type([tensor, *outputs])
         parts = Parts(outputs, is_read=False) if outputs else Target(tensor.new_empty(0))
-        dtype, common = name_of(tensor.dtype), self._common(opts, parts)
-        call = self._group.gather(dtype, source(tensor), parts.memory, opts.rootRank, common)
-        return self._work([call], outputs)
+        return self._call("gather", (opts.rootRank,), [source(tensor), parts.memory], opts, outputs, parts)
 
     @profiled("gather", _second_argument)
     def gather_single(self, output, input, opts=None):
         opts = opts or c10d.GatherOptions()
         is_root = opts.rootRank == self.rank()
         target = Target(output if is_root and output is not None else input.new_empty(0))
-        dtype, common = name_of(input.dtype), self._common(opts, target)
-        call = self._group.gather(dtype, source(input), target.memory, opts.rootRank, common)
-        return self._work([call], [output])
+        return self._call("gather", (opts.rootRank,), [source(input), target.memory], opts, [output], target)
 
     gather_into_tensor = gather_single
 
@@ -170,9 +158,7 @@ class _Operations:
         _check_type([tensor, *inputs])
         memory = Parts(inputs, is_read=True).memory if inputs else source(tensor.new_empty(0))
         target = Target(tensor)
-        dtype, common = name_of(tensor.dtype), self._common(opts, target)
-        call = self._group.scatter(dtype, memory, target.memory, opts.rootRank, common)
-        return self._work([call], [tensor])
+        return self._call("scatter", (opts.rootRank,), [memory, target.memory], opts, [tensor], target)
 
     @profiled("reduce_scatter", _second_argument)
     def reduce_scatter(self, output_tensors, input_tensors, opts=None, *, op=_Op.SUM, timeout=None):
@@ -183,7 +169,7 @@ class _Operations:
         (output,), (inputs,) = output_tensors, input_tensors
         self._check_count(inputs, "inputs")
         _check_type([output, *inputs])
-        parts = Parts(inputs, is_read=True)
+        parts = Parts(inputs, is_read=True, is_reduced=True)
         counts = None if parts.is_even else parts.counts
         return self._reduce_scatter(output, parts.memory, counts, opts)
 
@@ -192,15 +178,14 @@ class _Operations:
         if not isinstance(opts, c10d.ReduceScatterOptions):
             opts = _options(c10d.ReduceScatterOptions, timeout, reduceOp=op)
         _check_type([output, input])
-        return self._reduce_scatter(output, source(input), None, opts)
+        return self._reduce_scatter(output, source(input, is_reduced=True), None, opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
     def _reduce_scatter(self, output, memory, counts, opts):
-        target = Target(output)
-        op, common = _reduction(opts.reduceOp, output.dtype), self._common(opts, target)
-        call = self._group.reduce_scatter(name_of(output.dtype), memory, target.memory, counts, op, common)
-        return self._work([call], [output])
+        op = _reduction(opts.reduceOp, output.dtype)
+        target = Target(output, is_reduced=True)
+        return self._call("reduce_scatter", (op, counts), [memory, target.memory], opts, [output], target)
 
     def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
         works = [self.reduce_scatter_single(output, input, opts) for output, input in zip(outputs, inputs, strict=True)]
@@ -217,9 +202,7 @@ class _Operations:
             received = self._rows(output, output_split_sizes)
             counts = [counts_of_rows(self._rows(input, input_split_sizes), input), counts_of_rows(received, output)]
         target = Target(output)
-        dtype, common = name_of(input.dtype), self._common(opts, target)
-        call = self._group.all_to_all(dtype, source(input), target.memory, counts, common)
-        return self._work([call], [output])
+        return self._call("all_to_all", (counts,), [source(input), target.memory], opts, [output], target)
 
     alltoall_base = all_to_all_single
 
@@ -231,24 +214,18 @@ class _Operations:
         _check_type([*output_tensors, *input_tensors])
         inputs, outputs = Parts(input_tensors, is_read=True), Parts(output_tensors, is_read=False)
         counts = [inputs.counts, outputs.counts]
-        dtype, common = name_of(input_tensors[0].dtype), self._common(opts, outputs)
-        call = self._group.all_to_all(dtype, inputs.memory, outputs.memory, counts, common)
-        return self._work([call], output_tensors)
+        return self._call("all_to_all", (counts,), [inputs.memory, outputs.memory], opts, output_tensors, outputs)
 
     @profiled("send", _first_argument)
     def send(self, tensors, dstRank, tag=0):
         (tensor,) = tensors
-        common = self._common(_MESSAGE)
-        call = self._group.send(name_of(tensor.dtype), source(tensor), dstRank, tag, common)
-        return self._work([call], tensors)
+        return self._call("send", (dstRank, tag), [source(tensor)], _MESSAGE, tensors)
 
     @profiled("recv", _first_argument)
     def recv(self, tensors, srcRank, tag=0):
         (tensor,) = tensors
         target = Target(tensor)
-        common = self._common(_MESSAGE, target)
-        call = self._group.receive(name_of(tensor.dtype), target.memory, srcRank, tag, common)
-        work = self._work([call], tensors)
+        work = self._call("receive", (srcRank, tag), [target.memory], _MESSAGE, tensors, target)
         work.sender = srcRank
         return work
 
@@ -257,14 +234,13 @@ class _Operations:
         """Receives from the first rank that sends a message with this tag."""
         (tensor,) = tensors
         target = Target(tensor)
-        call = self._group.receive_any(name_of(tensor.dtype), target.memory, tag, self._common(_MESSAGE, target))
-        return self._work([call], tensors)
+        return self._call("receive_any", (tag,), [target.memory], _MESSAGE, tensors, target)
 
     recvAnysource = recv_anysource
 
     def barrier(self, opts=None, *, timeout=None):
         opts = opts if isinstance(opts, c10d.BarrierOptions) else _options(c10d.BarrierOptions, timeout)
-        return self._work([self._group.barrier(self._common(opts))], [])
+        return self._call("barrier", (), [], opts, [])
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
         """Waits for all ranks. Every rank that came gets an error that names those that did not."""
@@ -272,7 +248,7 @@ class _Operations:
             timeout = timeout.timeout
         if timeout == timedelta(0):
             raise rendezvous.c10d_error(f"Rank {self.rank()} timed out in monitoredBarrier: the given timeout is 0")
-        self._group.monitored_barrier(wait_all_ranks, (self._limit(timeout), False, None))
+        self._group.call("monitored_barrier", (wait_all_ranks,), "u8", [], (self._limit(timeout), False, None))
 
     def allreduce_sparse(self, tensors, opts=None):
         (tensor,) = _listed(tensors)
@@ -290,7 +266,7 @@ class _Operations:
         summed = torch.sparse_coo_tensor(torch.cat(indices).t(), torch.cat(values), tensor.shape, check_invariants=False)
         with torch.no_grad():
             tensor.copy_(summed.coalesce())
-        return self._work([], [tensor])
+        return self._work(None, [tensor])
 
     def _gathered(self, own, counts, opts):
         """Returns the rows of all ranks, of which each has as many as `counts` says."""
@@ -315,9 +291,14 @@ class _Operations:
             return self._timeout_ms
         return max(1, int(timeout / timedelta(milliseconds=1)))
 
-    def _work(self, calls, tensors):
+    def _call(self, name, arguments, memory, opts, tensors, *targets):
+        """Makes or starts a call on this memory. `tensors` are the result, and the targets copy it out."""
+        options = self._common(opts, *targets)
+        return self._work(self._group.call(name, arguments, name_of(memory), memory, options), tensors)
+
+    def _work(self, call, tensors):
         self._sequence += 1
-        work = Work([call for call in calls if call is not None], list(tensors), self._event is not None)
+        work = Work([] if call is None else [call], list(tensors), self._event is not None)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work

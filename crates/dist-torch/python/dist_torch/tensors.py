@@ -14,28 +14,27 @@ _NAMES = {
     torch.uint8: "u8",
     torch.uint32: "u32",
     torch.uint64: "u64",
+    torch.complex64: "complex_f32",
+    torch.complex128: "complex_f64",
 }
 
+# Types that are reduced as wider ones. The low bits of a wide sum or product are those of the narrow one.
+_WIDER = {torch.int16: torch.int32, torch.uint16: torch.int32}
 
-def name_of(dtype):
-    """Returns the name of the elements as which tensors of this type are moved."""
-    if dtype.is_complex:
-        return _NAMES.get(dtype.to_real(), "u8")
-    return _NAMES.get(dtype, "u8")
+
+def name_of(memory):
+    """Returns the name of the elements of a call on this memory."""
+    return _NAMES[memory[0].dtype] if memory else "u8"
 
 
 def is_reducible(dtype):
-    """Returns True if elements of this type can be reduced: as themselves, as pairs of reals or as bits."""
-    return dtype in _NAMES or dtype is torch.bool or (dtype.is_complex and dtype.to_real() in _NAMES)
+    """Returns True if elements of this type can be reduced: as themselves, as wider ones or as bits."""
+    return dtype in _NAMES or dtype in _WIDER or dtype is torch.bool
 
 
 def as_elements(tensor):
     """Returns a contiguous tensor as a view of the elements as which it is moved."""
-    if tensor.dtype in _NAMES:
-        return tensor
-    if tensor.is_complex() and tensor.dtype.to_real() in _NAMES:
-        return torch.view_as_real(tensor)
-    return tensor.view(-1).view(torch.uint8)
+    return tensor if tensor.dtype in _NAMES else tensor.view(-1).view(torch.uint8)
 
 
 def is_plain(tensor):
@@ -46,7 +45,7 @@ def is_plain(tensor):
 def _is_usable(tensor):
     """Returns True for the usual tensor, whose memory is that of its elements. It is the fast path."""
     is_dense = tensor.is_cpu and tensor.layout is torch.strided
-    return is_dense and tensor.dtype in _NAMES and tensor.is_contiguous() and not tensor.is_neg()
+    return is_dense and tensor.dtype in _NAMES and is_plain(tensor)
 
 
 def check(tensor):
@@ -56,14 +55,16 @@ def check(tensor):
         raise ValueError(f"the backend dist works on dense tensors on the CPU, and this tensor is {kind}: move it first")
 
 
-def source(tensor):
+def source(tensor, is_reduced=False):
     """Returns memory with the values of the tensor, for reading."""
     if _is_usable(tensor):
         return tensor
     check(tensor)
-    if is_plain(tensor):
-        return as_elements(tensor.detach())
-    return as_elements(tensor.detach().resolve_conj().resolve_neg().contiguous())
+    tensor = tensor.detach()
+    wider = _WIDER.get(tensor.dtype) if is_reduced else None
+    if wider is None and is_plain(tensor):
+        return as_elements(tensor)
+    return as_elements(tensor.resolve_conj().resolve_neg().to(wider or tensor.dtype).contiguous())
 
 
 class Target:
@@ -71,22 +72,20 @@ class Target:
 
     __slots__ = ("copy_out", "memory")
 
-    def __init__(self, tensor, is_read=False):
+    def __init__(self, tensor, is_read=False, is_reduced=False):
         if _is_usable(tensor):
             self.memory, self.copy_out = tensor, None
             return
         check(tensor)
         tensor = tensor.detach()
-        self.copy_out = None
-        if is_plain(tensor):
-            self.memory = as_elements(tensor)
+        wider = _WIDER.get(tensor.dtype) if is_reduced else None
+        if wider is None and is_plain(tensor):
+            self.memory, self.copy_out = as_elements(tensor), None
             return
-        make = torch.clone if is_read else torch.empty_like
-        values = make(tensor, memory_format=torch.contiguous_format)
+        values = torch.empty(tensor.shape, dtype=wider or tensor.dtype)
         if is_read:
-            values = values.resolve_conj().resolve_neg()
-        self.memory = as_elements(values)
-        self.copy_out = lambda: tensor.copy_(values)
+            values.copy_(tensor)
+        self.memory, self.copy_out = as_elements(values), lambda: tensor.copy_(values)
 
 
 class Parts:
@@ -97,19 +96,20 @@ class Parts:
 
     __slots__ = ("copy_out", "counts", "memory")
 
-    def __init__(self, tensors, is_read):
+    def __init__(self, tensors, is_read, is_reduced=False):
         for tensor in tensors:
             check(tensor)
         tensors = [tensor.detach() for tensor in tensors]
-        elements = _elements_of(tensors[0].dtype)
+        wider = _WIDER.get(tensors[0].dtype) if is_reduced else None
+        elements = _elements_of(wider or tensors[0].dtype)
         self.counts = [tensor.numel() * elements for tensor in tensors]
         self.copy_out = None
-        if _follow_each_other(tensors):
+        if wider is None and _follow_each_other(tensors):
             self.memory = as_elements(_joined(tensors))
             return
         if is_read:
             values = torch.cat([tensor.reshape(-1) for tensor in tensors]).resolve_conj().resolve_neg()
-            self.memory = as_elements(values)
+            self.memory = as_elements(values.to(wider or values.dtype))
             return
         values = torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype)
         self.memory = as_elements(values)
@@ -128,11 +128,7 @@ def counts_of_rows(rows, tensor):
 
 def _elements_of(dtype):
     """Returns how many elements of dist one element of a tensor is."""
-    if dtype in _NAMES:
-        return 1
-    if dtype.is_complex and dtype.to_real() in _NAMES:
-        return 2
-    return dtype.itemsize
+    return 1 if dtype in _NAMES else dtype.itemsize
 
 
 def _follow_each_other(tensors):
