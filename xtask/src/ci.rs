@@ -22,7 +22,7 @@ Runs these steps and stops at the first that fails:
   demo      two steps of the program that cargo demo runs
 
 It covers the default members. .ci/run installs cargo-deny and mdBook, which are needed besides Rust and a C
-compiler, and runs this command, then cargo xtask burn and cargo xtask mpi.";
+compiler, and runs this command, then cargo xtask burn, cargo xtask mpi and cargo xtask torch.";
 
 pub(crate) fn run() -> Result<(), Failure> {
     let mut steps = Steps::default();
