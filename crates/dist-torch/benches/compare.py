@@ -1,15 +1,20 @@
-"""Times of dist beside Gloo, from Python, in the same processes and in turns.
+"""Times of dist beside Gloo, from Python, as tables for the README.
 
-    python compare.py [--ranks N] [--bytes-max N] [--rounds N] [--train]
+    python compare.py [--ranks N] [--sizes BYTES,...] [--rounds N]
+    python compare.py --train MODEL [--ranks N] [--rounds N]
 
-Prints one line per operation and size: the median over the rounds of the slowest rank's time, and how many times as long
-Gloo took. `--train` times a step of DDP and of FSDP2 instead. Set `DIST_TRANSPORT=tcp` for dist over TCP; Gloo has
-nothing else. Measure on a machine that does nothing else: the first line tells its load.
+The first form times operations with both backends in the same processes, in turns. A cell is the median over the rounds of
+the slowest rank's time, and in brackets how many times as long Gloo took. The second form times a training step by DDP and
+by FSDP2, and shows the highest resident memory of a rank above that before it joined. Each round starts new processes
+for each backend. Set `DIST_TRANSPORT=tcp` for dist over TCP; Gloo has nothing else. Measure on a machine that does nothing
+else: the first line tells its load.
 """
 
 import argparse
 import os
+import re
 import statistics
+import sys
 import tempfile
 import time
 
@@ -37,6 +42,10 @@ def operations(size, ranks):
     }
 
 
+def barrier(group):
+    dist.barrier(group)
+
+
 def seconds_of(call, group, calls):
     dist.barrier(group)
     began = time.perf_counter()
@@ -45,89 +54,156 @@ def seconds_of(call, group, calls):
     return (time.perf_counter() - began) / calls
 
 
-def slowest(seconds):
-    tensor = torch.tensor([seconds], dtype=torch.float64)
+def slowest(value):
+    tensor = torch.tensor([value], dtype=torch.float64)
     dist.all_reduce(tensor, dist.ReduceOp.MAX)
     return tensor.item()
 
 
-def compare(name, size, call, groups, arguments, rank):
-    """Times a call in both groups, in turns."""
+def compare(call, groups, rounds):
+    """Times a call in both groups, in turns, and returns the cell of the table."""
     once = slowest(max(seconds_of(call, group, 2) for group in groups.values()))
     calls = max(1, min(2000, int(0.1 / once)))
     times = {backend: [] for backend in groups}
-    for _ in range(arguments.rounds):
+    for _ in range(rounds):
         for backend, group in groups.items():
             times[backend].append(slowest(seconds_of(call, group, calls)))
+    ours, gloo = (statistics.median(times[backend]) * 1e6 for backend in ("dist", "gloo"))
+    return f"{ours:.{1 if ours < 100 else 0}f} ({gloo / ours:.1f})"
+
+
+def compare_operations(rank, arguments, folder):
+    join(rank, arguments.ranks, "dist", folder)
+    groups = {"dist": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+    rows = {}
+    for size in arguments.sizes:
+        for name, call in operations(size, arguments.ranks).items():
+            rows.setdefault(name, []).append(compare(call, groups, arguments.rounds))
+            if rank == 0:
+                print(name, size, rows[name][-1], file=sys.stderr, flush=True)
+    rows["barrier"] = [compare(barrier, groups, arguments.rounds)] + [""] * (len(arguments.sizes) - 1)
     if rank == 0:
-        ours, gloo = (statistics.median(times[backend]) * 1e6 for backend in ("dist", "gloo"))
-        print(f"{name:16}{size:>12} B  dist {ours:12.1f} us  gloo {gloo:12.1f} us  {gloo / ours:6.1f} times as long", flush=True)
+        print_table(["µs (times Gloo's)", *map(in_words, arguments.sizes)], rows)
+    dist.destroy_process_group()
 
 
-def model():
+def in_words(size):
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+def print_table(head, rows):
+    print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
+    for name, cells in rows.items():
+        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+
+
+def mlp(width, layers):
+    return nn.Sequential(*[nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(layers)]), (64, width)
+
+
+def transformer(width, layers):
+    def layer():
+        return nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
+
+    return nn.Sequential(*[layer() for _ in range(layers)]), (4, 64, width)
+
+
+MODELS = {
+    "mlp-1M": lambda: mlp(512, 4),
+    "mlp-10M": lambda: mlp(1600, 4),
+    "transformer-1M": lambda: transformer(128, 5),
+    "transformer-10M": lambda: transformer(384, 6),
+    "mlp-100M": lambda: mlp(3536, 8),
+}
+BACKENDS = {"dist, shared memory": ("dist", "auto"), "dist, TCP": ("dist", "tcp"), "Gloo": ("gloo", "auto")}
+
+
+def wrapped(module, strategy):
+    if strategy == "DDP":
+        return DistributedDataParallel(module)
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in module:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(module, mesh=mesh)
+
+
+def resident(key):
+    """Returns resident memory in MiB."""
+    with open("/proc/self/status", encoding="utf-8") as file:
+        return int(re.search(rf"{key}:\s+(\d+)", file.read())[1]) / 1024
+
+
+def train(rank, arguments, folder, strategy, backend, results):
+    """Puts the median time of a step in milliseconds and the memory in MiB, both of the slowest or largest rank."""
+    with open("/proc/self/clear_refs", "w", encoding="utf-8") as file:
+        file.write("5")  # The highest resident memory is counted from here on.
+    before = resident("VmRSS")
+    join(rank, arguments.ranks, backend, folder)
     torch.manual_seed(0)
-    return nn.Sequential(*[nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(4)])
-
-
-def step_of(strategy, group, ranks):
-    """Returns a function that makes a training step of a model of a million parameters."""
-    module = model()
-    if strategy == "ddp":
-        module = DistributedDataParallel(module, process_group=group)
-    else:
-        mesh = dist.DeviceMesh.from_group(group, "cpu")
-        for block in module:
-            fully_shard(block, mesh=mesh)
-        fully_shard(module, mesh=mesh)
-    optimizer = torch.optim.AdamW(module.parameters())
-    inputs = torch.randn(64, 512)
-
-    def step(_):
+    module, shape = MODELS[arguments.train]()
+    module = wrapped(module, strategy)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
+    inputs = torch.randn(shape)
+    times = []
+    for _ in range(arguments.steps):
+        dist.barrier()
+        began = time.perf_counter()
         module(inputs).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-
-    return step
-
-
-def compare_training(strategy, groups, arguments, rank):
-    steps = {backend: step_of(strategy, group, arguments.ranks) for backend, group in groups.items()}
-    times = {backend: [] for backend in groups}
-    for _ in range(arguments.rounds):
-        for backend, group in groups.items():
-            times[backend].append(slowest(seconds_of(steps[backend], group, 10)))
+        times.append(slowest(time.perf_counter() - began))
+    memory = slowest(resident("VmHWM") - before)
     if rank == 0:
-        ours, gloo = (statistics.median(times[backend]) * 1e3 for backend in ("dist", "gloo"))
-        print(f"step of {strategy:6}  dist {ours:8.2f} ms  gloo {gloo:8.2f} ms  {gloo / ours:6.2f} times as long", flush=True)
+        results.put((statistics.median(times[3:]) * 1e3, memory))
+    dist.destroy_process_group()
 
 
-def program(rank, arguments, folder):
+def compare_training(arguments):
+    rows = {}
+    for strategy in ("DDP", "FSDP2"):
+        measured = {name: [] for name in BACKENDS}
+        for _ in range(arguments.rounds):
+            for name, (backend, transport) in BACKENDS.items():
+                os.environ["DIST_TRANSPORT"] = transport
+                results = mp.get_context("fork").SimpleQueue()
+                start(train, arguments, strategy, backend, results)
+                measured[name].append(results.get())
+        medians = [tuple(map(statistics.median, zip(*measured[name]))) for name in BACKENDS]
+        rows[f"{arguments.train}, {strategy}"] = [f"{time:.1f} ms, {memory:.0f} MiB" for time, memory in medians]
+    print_table(["model", *BACKENDS], rows)
+
+
+def join(rank, ranks, backend, folder):
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store = dist.FileStore(os.path.join(folder, "store"), arguments.ranks)
-    dist.init_process_group("dist", store=store, rank=rank, world_size=arguments.ranks)
-    groups = {"dist": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
-    if arguments.train:
-        for strategy in ("ddp", "fsdp"):
-            compare_training(strategy, groups, arguments, rank)
-    else:
-        for size in (size for size in SIZES if size <= arguments.bytes_max):
-            for name, call in operations(size, arguments.ranks).items():
-                compare(name, size, call, groups, arguments, rank)
-        compare("barrier", 0, dist.barrier, groups, arguments, rank)
-    dist.destroy_process_group()
+    store = dist.FileStore(os.path.join(folder, "store"), ranks)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+
+
+def start(program, arguments, *more):
+    """Runs a program on all ranks, which are forked from this process, because importing torch takes seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(program, (arguments, folder, *more), nprocs=arguments.ranks, start_method="fork")
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--bytes-max", type=int, default=SIZES[-1])
+    parser.add_argument("--sizes", type=lambda text: [int(size) for size in text.split(",")], default=SIZES)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--train", action="store_true")
+    parser.add_argument("--train", choices=MODELS)
+    parser.add_argument("--steps", type=int, default=23)
     arguments = parser.parse_args()
-    print(f"{arguments.ranks} ranks, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(program, (arguments, folder), nprocs=arguments.ranks)
+    transport = os.environ.get("DIST_TRANSPORT", "auto")
+    load = os.getloadavg()[0]
+    print(f"{arguments.ranks} ranks, transport {transport}, {os.cpu_count()} cores, load {load:.1f}", flush=True)
+    if arguments.train:
+        compare_training(arguments)
+    else:
+        start(compare_operations, arguments)
 
 
 if __name__ == "__main__":
