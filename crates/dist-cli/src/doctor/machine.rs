@@ -65,8 +65,23 @@ fn pages() -> Option<Finding> {
         let text = fs::read_to_string(format!("/sys/kernel/mm/transparent_hugepage/{name}")).ok()?;
         chosen_in(&text)
     };
-    let (own, shared) = (chosen("enabled")?, chosen("shmem_enabled").unwrap_or_else(|| "never".to_owned()));
-    Some(Finding::new("huge pages", format!("{own} for memory, {shared} for shared memory")))
+    Some(pages_of(&chosen("enabled")?, &chosen("shmem_enabled").unwrap_or_else(|| "never".to_owned())))
+}
+
+/// Returns the finding for these settings of memory and of shared memory.
+fn pages_of(own: &str, shared: &str) -> Finding {
+    let finding = Finding::new("huge pages", format!("{own} for memory, {shared} for shared memory"));
+    let settings = [
+        (own == "never", "madvise", "enabled"),
+        (["never", "deny"].contains(&shared), "within_size", "shmem_enabled"),
+    ];
+    let wanted = settings.iter().filter(|(is_off, ..)| *is_off);
+    let commands: Vec<String> = wanted
+        .map(|(_, value, name)| format!("echo {value} > /sys/kernel/mm/transparent_hugepage/{name}"))
+        .collect();
+    let advice =
+        format!("large buffers consist of pages of 4 KiB, which take longer: {}", commands.join("; "));
+    finding.but_if(!commands.is_empty(), advice)
 }
 
 /// Returns the word in brackets.
@@ -290,6 +305,20 @@ mod tests {
         let found = interfaces(folder.path()).unwrap().found;
         assert_eq!(found, "eth0 with packets of 9000 bytes, 25000 Mbit/s; veth with packets of 9000 bytes");
         assert_eq!(chosen_in("always [madvise] never\n").as_deref(), Some("madvise"));
+    }
+
+    #[rstest]
+    #[case("always", "within_size", &[])]
+    #[case("madvise", "advise", &[])]
+    #[case("madvise", "never", &["echo within_size > /sys/kernel/mm/transparent_hugepage/shmem_enabled"])]
+    #[case("never", "force", &["echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"])]
+    #[case("never", "deny", &["/enabled", "/shmem_enabled"])]
+    fn huge_pages_that_are_off_have_advice(#[case] own: &str, #[case] shared: &str, #[case] told: &[&str]) {
+        let Finding { found, advice, .. } = pages_of(own, shared);
+        assert_eq!(found, format!("{own} for memory, {shared} for shared memory"));
+        assert_eq!(advice.is_some(), !told.is_empty());
+        let advice = advice.unwrap_or_default();
+        assert!(told.iter().all(|words| advice.contains(words)), "{advice}");
     }
 
     #[rstest]
