@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, ErrorKind, Read};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU64;
+use std::sync::Arc;
 use std::time::Duration;
 
 use socket2::Socket;
@@ -28,8 +29,8 @@ pub(crate) enum Frame {
     /// A rank joins. It listens at this address, expects an answer within `timeout_ms`, and counts as dead after
     /// `liveness_ms` without a heartbeat.
     Join { world_size: u32, timeout_ms: u32, liveness_ms: u32, peer_info: PeerInfo },
-    /// The address of a rank. A rank that has received this for every rank has joined.
-    Peer { rank: u32, peer_info: PeerInfo },
+    /// The addresses of consecutive ranks. A rank that has received those of all ranks has joined.
+    Peers { first: u32, peer_infos: Vec<PeerInfo> },
     /// A rank has not joined in time, or not yet.
     Missing { rank: u32, refused: u64 },
     /// The list of missing ranks is complete, and the rank waits no longer.
@@ -73,6 +74,18 @@ pub(crate) enum Frame {
     Store { number: u64, is_last: bool, piece: Vec<u8> },
     /// The rank does not wait for the reply to this request any more.
     CancelStore { number: u64 },
+}
+
+/// The most ranks in one frame. The description of a rank takes 68 bytes.
+pub(crate) const PEERS_MAX: usize = (FRAME_BYTES - 12) / 68;
+
+/// Returns the frames that describe all ranks of a world.
+pub(crate) fn peer_frames(peer_infos: &[PeerInfo]) -> Vec<[u8; FRAME_BYTES]> {
+    let frame = |(number, peer_infos): (usize, &[PeerInfo])| {
+        let first = u32::try_from(number * PEERS_MAX).expect("a world has fewer than 2^32 ranks");
+        Frame::Peers { first, peer_infos: peer_infos.to_vec() }.encode()
+    };
+    peer_infos.chunks(PEERS_MAX).enumerate().map(frame).collect()
 }
 
 /// The most bytes of a store message in one frame.
@@ -252,7 +265,7 @@ impl Frame {
                 .number(timeout_ms)
                 .number(liveness_ms)
                 .peer_info(peer_info),
-            Self::Peer { rank, peer_info } => frame.number(1_u32).number(rank).peer_info(peer_info),
+            Self::Peers { first, ref peer_infos } => frame.number(1_u32).number(first).peer_infos(peer_infos),
             Self::Missing { rank, refused } => frame.number(2_u32).number(rank).long(refused),
             Self::NotAll => frame.number(3_u32),
             Self::Duplicate => frame.number(4_u32),
@@ -288,7 +301,7 @@ impl Frame {
                 let (world_size, timeout_ms, liveness_ms) = (frame.number(), frame.number(), frame.number());
                 Self::Join { world_size, timeout_ms, liveness_ms, peer_info: frame.peer_info() }
             }
-            1 => Self::Peer { rank: frame.number(), peer_info: frame.peer_info() },
+            1 => Self::Peers { first: frame.number(), peer_infos: frame.peer_infos()? },
             2 => Self::Missing { rank: frame.number(), refused: frame.long() },
             3 => Self::NotAll,
             4 => Self::Duplicate,
@@ -457,6 +470,11 @@ impl Encoder {
         self
     }
 
+    fn peer_infos(&mut self, peer_infos: &[PeerInfo]) -> &mut Self {
+        self.number(u32::try_from(peer_infos.len()).expect("a frame is short"));
+        peer_infos.iter().fold(self, |frame, &peer_info| frame.peer_info(peer_info))
+    }
+
     fn peer_info(&mut self, peer_info: PeerInfo) -> &mut Self {
         self.address(peer_info.address)
             .bytes(&peer_info.host.to_le_bytes())
@@ -551,6 +569,12 @@ impl Decoder<'_> {
         ForkPath::new(&forks)
     }
 
+    /// Returns `None` if the ranks would not fit into a frame.
+    fn peer_infos(&mut self) -> Option<Vec<PeerInfo>> {
+        let count = self.number() as usize;
+        (count <= PEERS_MAX).then(|| (0..count).map(|_| self.peer_info()).collect())
+    }
+
     fn peer_info(&mut self) -> PeerInfo {
         let (address, host, process) = (self.address(), self.long(), self.long());
         let unix_socket = UnixSocketName::new(self.long());
@@ -577,13 +601,16 @@ pub(crate) struct ControlConnection {
     pub(crate) stream: Socket,
     inbox: [u8; FRAME_BYTES],
     filled: usize,
-    outbox: VecDeque<u8>,
+    /// The frames that were not sent completely. Connections share frames that all of them send.
+    outbox: VecDeque<Arc<[u8]>>,
+    /// The number of bytes of the first piece of the outbox that were sent.
+    sent: usize,
 }
 
 impl ControlConnection {
     /// Wraps a non-blocking, authenticated connection.
     pub(crate) fn new(stream: Socket) -> Self {
-        Self { stream, inbox: [0; FRAME_BYTES], filled: 0, outbox: VecDeque::new() }
+        Self { stream, inbox: [0; FRAME_BYTES], filled: 0, outbox: VecDeque::new(), sent: 0 }
     }
 
     /// Returns the next frame, if it has arrived.
@@ -617,7 +644,17 @@ impl ControlConnection {
     /// # Errors
     /// If the connection has failed.
     pub(crate) fn push_all(&mut self, frames: &[[u8; FRAME_BYTES]]) -> io::Result<()> {
-        self.outbox.extend(frames.as_flattened());
+        self.push_shared(&Arc::from(frames.as_flattened()))
+    }
+
+    /// Like [`push_all`](Self::push_all), for frames that many connections send. They are in memory once.
+    ///
+    /// # Errors
+    /// If the connection has failed.
+    pub(crate) fn push_shared(&mut self, frames: &Arc<[u8]>) -> io::Result<()> {
+        if !frames.is_empty() {
+            self.outbox.push_back(Arc::clone(frames));
+        }
         self.flush()
     }
 
@@ -631,14 +668,15 @@ impl ControlConnection {
     /// # Errors
     /// If the connection has failed.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
-        while self.unsent() {
-            match socket::send(&self.stream, self.outbox.as_slices().0)? {
-                Some(count) => drop(self.outbox.drain(..count)),
-                None => break,
+        while let Some(piece) = self.outbox.front() {
+            let len = piece.len();
+            let Some(count) = socket::send(&self.stream, &piece[self.sent..])? else { break };
+            self.sent += count;
+            if self.sent == len {
+                self.outbox.pop_front();
+                self.sent = 0;
             }
         }
-        // A list of all ranks is sent once, so its memory is freed.
-        self.outbox.shrink_to(FRAME_BYTES);
         Ok(())
     }
 }
@@ -698,17 +736,21 @@ mod tests {
                     pid,
                 },
             },
-            Frame::Peer {
-                rank: 2,
-                peer_info: PeerInfo {
-                    address: v6,
-                    host: 7,
-                    process: u64::MAX,
-                    unix_socket: None,
-                    cores,
-                    pid,
-                },
+            Frame::Peers {
+                first: 2,
+                peer_infos: vec![
+                    PeerInfo {
+                        address: v6,
+                        host: 7,
+                        process: u64::MAX,
+                        unix_socket: None,
+                        cores,
+                        pid,
+                    };
+                    PEERS_MAX
+                ],
             },
+            Frame::Peers { first: u32::MAX, peer_infos: Vec::new() },
             Frame::Missing { rank: 1, refused: u64::MAX },
             Frame::NotAll,
             Frame::Duplicate,

@@ -409,8 +409,8 @@ impl Introduction<'_> {
     fn take(&mut self, frame: Frame) -> Result<()> {
         let ours = self.config.rank.world_size();
         match frame {
-            Frame::Peer { rank, peer_info } if rank as usize == self.peer_infos.len() => {
-                self.peer_infos.push(peer_info);
+            Frame::Peers { first, peer_infos } if first as usize == self.peer_infos.len() => {
+                self.peer_infos.extend(peer_infos);
             }
             Frame::Beat => {}
             Frame::Missing { rank, refused } => {

@@ -347,6 +347,7 @@ mod tests {
     use super::*;
     use crate::Runtime;
     use crate::bootstrap::auth::Key;
+    use crate::bootstrap::control::peer_frames;
     use crate::bootstrap::rendezvous::join;
     use crate::process::Config;
 
@@ -376,7 +377,7 @@ mod tests {
             assert!(socket::poll(&mut watched, Duration::from_secs(60)).unwrap());
         };
         let Frame::Join { peer_info, .. } = hear(&mut line) else { panic!("it joins first") };
-        line.push_all(&[0, 1].map(|rank| Frame::Peer { rank, peer_info }.encode())).unwrap();
+        line.push_all(&peer_frames(&[peer_info; 2])).unwrap();
         assert_eq!(hear(&mut line), Frame::Beat, "it gives one at once");
         while hear(&mut line) != Frame::Goodbye {}
         assert_eq!(hear(&mut line), Frame::Beat);

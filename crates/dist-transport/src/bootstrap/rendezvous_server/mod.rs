@@ -14,7 +14,7 @@ use crate::bootstrap::abort_state::Waker;
 use crate::bootstrap::acceptor::{Acceptor, Admitted};
 use crate::bootstrap::auth::Purpose;
 use crate::bootstrap::control::{
-    ControlConnection, FRAME_BYTES, Frame, PeerInfo, StoreInbox, WaitReport, store_frames,
+    ControlConnection, FRAME_BYTES, Frame, PeerInfo, StoreInbox, WaitReport, peer_frames, store_frames,
 };
 use crate::bootstrap::coordinator::{COORDINATOR, LATE_RANKS_LIMIT};
 use crate::bootstrap::host;
@@ -511,10 +511,9 @@ impl RendezvousServer {
         self.not_in_time = None;
         // Counted before any rank can receive this, finish its work, and leave.
         self.count_present();
-        let peers = (0..)
-            .zip(self.members())
-            .map(|(rank, member)| Frame::Peer { rank, peer_info: member.peer_info }.encode());
-        let peers: Vec<_> = peers.collect();
+        let peers: Vec<_> = self.members().map(|member| member.peer_info).collect();
+        // Ranks that read slowly share this memory until they have it all.
+        let peers: Arc<[u8]> = Arc::from(peer_frames(&peers).as_flattened());
         for rank in 0..self.slots.len() {
             // The first ranks wait for heartbeats while the last are told.
             self.heartbeat();
@@ -523,7 +522,7 @@ impl RendezvousServer {
                 // It sends heartbeats from now on.
                 member.last_seen = self.runtime.now();
                 // A broken connection is noticed when it is read.
-                let _ = member.line.push_all(&peers);
+                let _ = member.line.push_shared(&peers);
             }
         }
     }
@@ -613,8 +612,9 @@ impl RendezvousServer {
     fn send_departures(&mut self) {
         let departures = std::mem::take(&mut self.departures);
         if !departures.is_empty() {
+            let departures: Arc<[u8]> = Arc::from(departures.as_flattened());
             for member in self.members_mut() {
-                let _ = member.line.push_all(&departures);
+                let _ = member.line.push_shared(&departures);
             }
         }
     }

@@ -409,3 +409,77 @@ fn ranks_without_frames_at_the_last_look_are_silent() {
     rendezvous_server.watch_silence(told + 2 * LIVENESS);
     assert!(matches!(*lock(&rendezvous_server.abort_state), Some(Abort { cause: Cause::Silent, .. })));
 }
+
+/// Returns the memory of this process in bytes.
+#[cfg(target_os = "linux")]
+fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+/// Lets this process open this many descriptors. Returns how many it may open.
+#[cfg(target_os = "linux")]
+fn allow_descriptors(wanted: u64) -> u64 {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let now = getrlimit(Resource::Nofile);
+    // Only root may raise the hard limit.
+    let limits = [now.maximum.map_or(wanted, |maximum| maximum.max(wanted)), now.maximum.unwrap_or(wanted)];
+    let raise = |&limit: &u64| {
+        let both = Rlimit { current: Some(limit), maximum: Some(limit) };
+        setrlimit(Resource::Nofile, both).is_ok()
+    };
+    limits.into_iter().find(raise).or(now.current).unwrap_or(0)
+}
+
+/// No rank but three reads what it is sent, so all the rest stays with the coordinator.
+#[cfg(target_os = "linux")]
+#[test]
+fn ten_thousand_ranks_meet_and_each_takes_little_memory() {
+    const RANKS: u32 = 10_000;
+    const BYTES_PER_RANK_MAX: u64 = 16 << 10;
+    let descriptors = allow_descriptors(2 * u64::from(RANKS) + 500);
+    let ranks = RANKS.min(u32::try_from(descriptors.saturating_sub(500) / 2).unwrap());
+    let runtime = Runtime::system();
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let listener = socket::listen(any, None).unwrap().into();
+    let acceptor = Acceptor::new(ListenerKind::Network, listener, Key::new(None, "test"), 0, runtime.clone());
+    let size = ranks as usize;
+    let mut server =
+        RendezvousServer::new(acceptor, Worlds::One, size, Arc::default(), Arc::default(), &runtime);
+    let before = resident_bytes();
+    let mut lines: Vec<_> = (0..ranks)
+        .map(|rank| {
+            let [ours, theirs] = line_pair();
+            // The system's buffers of all connections would take 2 GB.
+            ours.stream.set_send_buffer_size(4096).unwrap();
+            server.join((rank, ours), ranks, PeerInfo::here(any, 0, None), [LONG, LONG]);
+            theirs
+        })
+        .collect();
+    assert!(server.started);
+    let unread = server.members().filter(|member| member.line.unsent()).count();
+    assert_eq!(unread, size, "the list of all ranks is longer than what a connection takes at once");
+    let grown = resident_bytes().saturating_sub(before);
+    assert!(grown < BYTES_PER_RANK_MAX * u64::from(ranks), "{ranks} ranks take {grown} bytes");
+    for rank in [0, size / 2, size - 1] {
+        let mut known = 0;
+        while known < size {
+            server.read_frames(rank);
+            for frame in heard(&mut lines[rank]) {
+                match frame {
+                    Frame::Peers { first, peer_infos } => {
+                        assert_eq!(first as usize, known);
+                        known += peer_infos.len();
+                    }
+                    Frame::Beat => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+    }
+    lines[size - 1].push(Frame::Goodbye).unwrap();
+    assert!(!server.run_once(&Waker::new().unwrap()));
+    let left = Frame::Left { rank: ranks - 1 };
+    assert!(heard(&mut lines[0]).contains(&left));
+}
