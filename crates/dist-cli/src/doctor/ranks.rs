@@ -28,6 +28,8 @@ const CLOCK_TRIPS: u32 = 5;
 const CLOCK_OFFSET_MAX: Duration = Duration::from_millis(100);
 /// A link between hosts is slow if it has less than this part of the speed of most.
 const SLOW: f64 = 0.5;
+/// Speed that a connection between hosts should be able to reach: 1 Gbit/s.
+const WANTED_GB_PER_S: f64 = 0.125;
 /// Time limit of a link's measurement with messages of one size. A single round trip may exceed it.
 const BUDGET: Duration = Duration::from_millis(500);
 
@@ -63,7 +65,8 @@ pub(super) fn look_around(config: &Config) -> Result<Option<MachineReport>, Erro
     let way = |a: usize, b: usize| if hosts[a] == hosts[b] && reach.is_some() { "memory" } else { "TCP" };
     now("measuring the links");
     let links = links(&mut comm, &pairs(&hosts), way)?;
-    findings.extend(link_findings(&links, &hosts));
+    let window = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_wmem").ok();
+    findings.extend(link_findings(&links, &hosts, window.as_deref().and_then(window_in)));
     now("comparing the clocks");
     findings.extend(clocks(&mut comm, &hosts, system_time)?);
     let leaders = leaders(&hosts);
@@ -160,19 +163,47 @@ impl MeasuredLink {
         let advice = "less than half the speed of most links between hosts: look at its cable, its port, and other traffic";
         Finding { rank: *high, ..Finding::new("link", found) }.but_if(is_slow, advice)
     }
+
+    /// Returns a finding with advice if the system lets one connection send so few bytes per round trip that they limit
+    /// its speed. `window` is that number of bytes.
+    fn window_finding(&self, window: u64) -> Option<Finding> {
+        let round_trip = 2.0 * self.us * 1e-6;
+        let most = window as f64 / round_trip / 1e9;
+        let needed = (WANTED_GB_PER_S * 1e9 * round_trip).round();
+        let found = format!(
+            "to rank {}: {window} bytes per round trip of {:.1} ms, {} at most",
+            self.low,
+            round_trip * 1e3,
+            speed(most)
+        );
+        let advice = format!(
+            "on both machines: sysctl -w net.ipv4.tcp_wmem='4096 16384 {needed}' net.ipv4.tcp_rmem='4096 131072 {needed}'"
+        );
+        let finding = || Finding { rank: self.high, ..Finding::new("window", found) }.but(advice);
+        (most < WANTED_GB_PER_S).then(finding)
+    }
+}
+
+/// Returns the most bytes that the system lets a connection have under way, by the text of
+/// `/proc/sys/net/ipv4/tcp_wmem`.
+fn window_in(text: &str) -> Option<u64> {
+    text.split_whitespace().nth(2)?.parse().ok()
 }
 
 pub(super) fn speed(gb_per_s: f64) -> String {
     if gb_per_s < 0.1 { format!("{:.2} MB/s", gb_per_s * 1e3) } else { format!("{gb_per_s:.2} GB/s") }
 }
 
-/// Returns the findings of links. Those between hosts are compared with each other.
-fn link_findings(links: &[MeasuredLink], hosts: &[u64]) -> Vec<Finding> {
+/// Returns the findings of links. Those between hosts are compared with each other, and with the bytes that a connection
+/// may have under way, if they are known.
+fn link_findings(links: &[MeasuredLink], hosts: &[u64], window: Option<u64>) -> Vec<Finding> {
     let is_between = |link: &&MeasuredLink| hosts[link.low] != hosts[link.high];
     let mut speeds: Vec<f64> = links.iter().filter(is_between).map(|link| link.gb_per_s).collect();
     speeds.sort_by(f64::total_cmp);
     let median = speeds.get(speeds.len() / 2).copied().unwrap_or(0.0);
-    links.iter().map(|link| link.finding(if is_between(&link) { median } else { 0.0 })).collect()
+    let findings = links.iter().map(|link| link.finding(if is_between(&link) { median } else { 0.0 }));
+    let between = links.iter().filter(is_between);
+    findings.chain(between.filter_map(|link| link.window_finding(window?))).collect()
 }
 
 /// Measures the time of a small and of a large message in one direction between the ranks of each pair.
@@ -327,7 +358,7 @@ mod tests {
         let outcome = Network::new(4).with_hosts(&[0, 1, 2, 3]).with_host_link(slow).run(|transport| {
             let mut comm = Communicator::new(transport);
             let links = links(&mut comm, &pairs(&[0, 1, 2, 3]), |_, _| "TCP").unwrap();
-            let findings = link_findings(&links, &[0, 1, 2, 3]);
+            let findings = link_findings(&links, &[0, 1, 2, 3], None);
             assert!(findings.iter().all(|finding| finding.advice.is_none()), "{findings:?}");
             findings.into_iter().map(|finding| (finding.rank, finding.found)).collect::<Vec<_>>()
         });
@@ -343,9 +374,22 @@ mod tests {
         let link =
             |low, high, gb_per_s| MeasuredLink { low, high, way: "TCP".to_owned(), us: 30.0, gb_per_s };
         let links = [link(0, 1, 9.0), link(0, 2, 1.0), link(0, 4, 0.3), link(2, 4, 1.1)];
-        let findings = link_findings(&links, &[7, 7, 8, 8, 9]);
+        let findings = link_findings(&links, &[7, 7, 8, 8, 9], Some(4 << 20));
         let advised: Vec<bool> = findings.iter().map(|finding| finding.advice.is_some()).collect();
         assert_eq!(advised, [false, false, true, false]);
+    }
+
+    #[test]
+    fn a_connection_that_the_system_limits_on_a_long_link_has_advice() {
+        let link = |high, us| MeasuredLink { low: 0, high, way: "TCP".to_owned(), us, gb_per_s: 0.01 };
+        let window = window_in("4096\t16384\t4194304\n");
+        let findings =
+            link_findings(&[link(1, 0.3), link(2, 5000.0), link(3, 50_000.0)], &[0, 0, 1, 2], window);
+        let windows: Vec<&Finding> = findings.iter().filter(|finding| finding.check == "window").collect();
+        let [finding] = windows[..] else { panic!("{findings:?}") };
+        assert_eq!(finding.rank, 3);
+        assert_eq!(finding.found, "to rank 0: 4194304 bytes per round trip of 100.0 ms, 41.94 MB/s at most");
+        assert!(finding.advice.as_ref().is_some_and(|advice| advice.contains("'4096 16384 12500000'")));
     }
 
     #[test]
