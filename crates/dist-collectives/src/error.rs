@@ -67,6 +67,18 @@ pub enum Error {
         /// The number of elements that each rank has in the window.
         len: usize,
     },
+    /// The blocks of a strided view overlap, or are not inside the slice.
+    #[error("{blocks} blocks of {block_len} elements, each {stride} after the one before, overlap or are not inside a slice of {len} elements")]
+    Strided {
+        /// The number of blocks.
+        blocks: usize,
+        /// The number of elements of a block.
+        block_len: usize,
+        /// The distance between the starts of two blocks.
+        stride: usize,
+        /// The number of elements of the slice.
+        len: usize,
+    },
     /// The length of the long buffer is not the world size times the length of the short one.
     #[error("{operation}: the long buffer has {whole} elements, not {world_size} ranks times the {part} elements of the short one")]
     Parts {

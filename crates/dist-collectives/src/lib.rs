@@ -28,6 +28,7 @@ mod settings;
 #[cfg(feature = "ndarray")]
 mod shaped;
 mod start;
+mod strided;
 pub mod tuning;
 mod two_level;
 #[cfg(feature = "serde")]
@@ -67,6 +68,7 @@ pub use ndarray;
 pub use num_complex::Complex;
 pub use pending::{Failed, Pending};
 pub use reduce_op::{ReduceOp, ReductionOrder};
+pub use strided::{Strided, StridedMut};
 pub use window::Window;
 
 // Short paths for the modules of this crate.

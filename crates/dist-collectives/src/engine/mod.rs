@@ -19,6 +19,7 @@ mod outstanding;
 mod plan_cache;
 mod rank_layout;
 mod reductions;
+mod strided;
 mod wide;
 mod window;
 

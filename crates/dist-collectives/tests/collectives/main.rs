@@ -32,6 +32,7 @@ mod shaped;
 mod sizes;
 mod started;
 mod store;
+mod strided;
 mod traffic;
 #[cfg(all(feature = "shm", target_os = "linux"))]
 mod transports;
