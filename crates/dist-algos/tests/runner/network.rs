@@ -23,7 +23,7 @@ pub(crate) enum Network {
 /// One rank's end of either.
 pub(crate) enum End {
     Link(Link),
-    Simulated(SimTransport),
+    Simulated(Box<SimTransport>),
 }
 
 /// The error of either network.
@@ -47,7 +47,7 @@ impl Network {
             Self::Simulated { seed } => {
                 let program = move |transport: SimTransport| {
                     let deadline = transport.runtime().deadline(limit);
-                    program(&mut End::Simulated(transport), deadline)
+                    program(&mut End::Simulated(Box::new(transport)), deadline)
                 };
                 sim::run(seed, world_size, program).results
             }
@@ -81,7 +81,7 @@ impl RingTransport for End {
     fn rank(&self) -> Rank {
         match self {
             Self::Link(link) => RingTransport::rank(link),
-            Self::Simulated(transport) => RingTransport::rank(transport),
+            Self::Simulated(transport) => RingTransport::rank(&**transport),
         }
     }
 
@@ -93,7 +93,7 @@ impl RingTransport for End {
     ) -> Result<(), EndError> {
         match self {
             Self::Link(link) => Ok(RingTransport::exchange(link, send, receive, due)?),
-            Self::Simulated(transport) => Ok(RingTransport::exchange(transport, send, receive, due)?),
+            Self::Simulated(transport) => Ok(RingTransport::exchange(&mut **transport, send, receive, due)?),
         }
     }
 
@@ -107,7 +107,7 @@ impl RingTransport for End {
         match self {
             Self::Link(link) => Ok(link.exchange_in_place(peer, buffer, combine, due)?),
             Self::Simulated(transport) => {
-                Ok(RingTransport::exchange_in_place(transport, peer, buffer, combine, due)?)
+                Ok(RingTransport::exchange_in_place(&mut **transport, peer, buffer, combine, due)?)
             }
         }
     }
@@ -120,7 +120,9 @@ impl RingTransport for End {
     ) -> Result<(), EndError> {
         match self {
             Self::Link(link) => Ok(link.exchange_all(sends, receives, due)?),
-            Self::Simulated(transport) => Ok(RingTransport::exchange_all(transport, sends, receives, due)?),
+            Self::Simulated(transport) => {
+                Ok(RingTransport::exchange_all(&mut **transport, sends, receives, due)?)
+            }
         }
     }
 }
