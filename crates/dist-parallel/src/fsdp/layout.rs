@@ -125,7 +125,7 @@ impl Layout {
 
     /// Returns the root unit, if there is one.
     pub(crate) fn root(&self) -> Option<usize> {
-        self.units.iter().position(Unit::is_root)
+        self.units.len().checked_sub(1).filter(|&last| self.units[last].is_root())
     }
 
     /// Returns the last unit with blocks.
