@@ -468,7 +468,7 @@ impl Communicator {
     ///     let mut comm = Communicator::new(transport);
     ///     let (rank, ranks) = (comm.rank(), comm.world_size());
     ///     let (left, right) = ((rank + ranks - 1) % ranks, (rank + 1) % ranks);
-    ///     let halos = [left, right].map(|from| comm.start_recv(vec![0], from));
+    ///     let halos = [left, right].map(|from| comm.start_recv(vec![0_usize], from));
     ///     comm.send(&[rank], left).unwrap();
     ///     comm.send(&[rank], right).unwrap();
     ///     halos.map(|halo| halo.wait().unwrap()[0])
