@@ -162,16 +162,17 @@ fn sent_bytes_agree_with_the_formulas(
 
 /// A simulation of each of these steps would take hours.
 #[rstest]
-#[case("--strategy ddp --params 7B --bucket-bytes 1")]
-#[case("--strategy zero2 --params 1B --bucket-bytes 1M --micro-batches 4096")]
-#[case("--strategy fsdp --params 1B --units 10000 --micro-batches 4096")]
-fn steps_with_too_many_collectives_are_skipped(#[case] arguments: &str) {
+#[case("--strategy ddp --params 7B --bucket-bytes 1", true)]
+#[case("--strategy zero2 --params 1B --bucket-bytes 1M --micro-batches 4096", true)]
+#[case("--strategy fsdp --params 1B --units 10000 --micro-batches 4096", false)]
+fn steps_with_too_many_collectives_are_skipped(#[case] arguments: &str, #[case] has_memory: bool) {
     let line = lines(&format!("sim train {arguments} --compute 1s --ranks 2 --json")).remove(0);
     assert_eq!(
         (&line["step_ms"], &line["skipped"]),
         (&Value::Null, &"more than 10000000 collectives".into())
     );
-    assert!(line["memory_bytes"].as_u64().unwrap() > 0, "{line}");
+    // The memory of a sharded step is predicted by executing it, which would take minutes.
+    assert_eq!(line["memory_bytes"].as_u64().is_some_and(|bytes| bytes > 0), has_memory, "{line}");
 }
 
 #[rstest]

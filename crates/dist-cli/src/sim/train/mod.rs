@@ -158,6 +158,9 @@ fn element(text: &str) -> Result<FloatType, String> {
     }
 }
 
+/// Maximum number of units times micro-batches in a step whose memory is predicted, which executes the step's actions.
+const UNIT_PASSES_MAX: u64 = 10_000_000;
+
 /// Maximum number of collectives in a predicted step.
 const COLLECTIVES_MAX: u64 = 10_000_000;
 
@@ -174,7 +177,7 @@ struct StrategyLine {
     exposed_ms: Option<f64>,
     communication_ms: Option<f64>,
     efficiency: Option<f64>,
-    memory_bytes: u64,
+    memory_bytes: Option<u64>,
     sent_max_bytes: Option<u64>,
     skipped: Option<String>,
 }
@@ -221,6 +224,9 @@ impl TrainArguments {
         let world = self.world.of(ranks)?;
         let each = ranks / world.hosts();
         let model = TrainedModel { params: self.params, element: self.element, units: self.units as u64 };
+        let passes = model.units.saturating_mul(u64::from(self.micro_batches));
+        let predicts_memory = strategy == Strategy::Ddp || passes <= UNIT_PASSES_MAX;
+        let peak = || model.peak(strategy, (ranks, each), self.micro_batches as usize);
         let line = StrategyLine {
             strategy: strategy.name(),
             ranks,
@@ -232,7 +238,7 @@ impl TrainArguments {
             exposed_ms: None,
             communication_ms: None,
             efficiency: None,
-            memory_bytes: model.peak(strategy, (ranks, each), self.micro_batches as usize),
+            memory_bytes: predicts_memory.then(peak),
             sent_max_bytes: None,
             skipped: None,
         };
@@ -325,7 +331,7 @@ fn row(line: &StrategyLine) -> String {
         time(line.exposed_ms),
         time(line.communication_ms),
         100.0 * efficiency,
-        show_bytes(line.memory_bytes),
+        line.memory_bytes.map_or("-".to_owned(), show_bytes),
         show_bytes(sent),
     )
 }
