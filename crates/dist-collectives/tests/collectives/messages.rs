@@ -402,11 +402,14 @@ fn a_receive_from_any_rank_that_times_out_lists_all_ranks_and_blames_none() {
     for &network in Network::ALL {
         let errors = worlds::run(network, 3, |mut comm| {
             if comm.rank() == 0 {
+                // The message with tag 1 has come before this one.
+                comm.with_tag(2).recv(&mut [0_u8], 2).unwrap();
                 let mut seven = comm.with_tag(7);
                 return seven.with_timeout(Duration::from_millis(300)).recv_any(&mut [0_u8]).unwrap_err();
             }
             if comm.rank() == 2 {
                 comm.with_tag(1).send(&[1_u8; 3], 0).unwrap();
+                comm.with_tag(2).send(&[2_u8], 0).unwrap();
             }
             comm.barrier().unwrap_err()
         });
