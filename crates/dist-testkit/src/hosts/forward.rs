@@ -175,10 +175,19 @@ fn fill_in_checksum(packet: &mut [u8]) {
     segment[PLACE..PLACE + 2].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// Returns the sum of 16-bit words. An odd last byte counts as a word with a zero.
+/// Returns a number that is equal to the sum of 16-bit words, modulo 65,535. An odd last byte counts as a word with a
+/// zero.
 fn sum(bytes: &[u8]) -> u64 {
+    // A word of 32 bits stands for its two words of 16 bits, since 2^16 is 1 in this arithmetic. Builds without
+    // optimisation forward four times as fast with words of 64 bits as with words of 16 bits.
+    let (words, rest) = bytes.as_chunks::<8>();
+    let mut total = 0;
+    for &word in words {
+        let word = u64::from_be_bytes(word);
+        total += (word >> 32) + (word & 0xffff_ffff);
+    }
     let word = |pair: &[u8]| u64::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
-    bytes.chunks(2).map(word).sum()
+    total + rest.chunks(2).map(word).sum::<u64>()
 }
 
 /// Returns `None` if the call would block.
