@@ -22,7 +22,7 @@ enum ReadBy {
 }
 
 /// All variables that begin with `DIST_`.
-pub(crate) const VARIABLES: [Variable; 12] = [
+pub(crate) const VARIABLES: [Variable; 13] = [
     Variable {
         name: "DIST_COORDINATOR",
         meaning: "Host of the coordinator: external (the launcher) or rank0",
@@ -76,6 +76,11 @@ pub(crate) const VARIABLES: [Variable; 12] = [
     Variable {
         name: "DIST_SHM_CMA",
         meaning: "Access of ranks to each other's memory: on, read or off",
+        reader: ReadBy::Ranks,
+    },
+    Variable {
+        name: "DIST_SOCKETS_PER_PEER",
+        meaning: "TCP connections between two ranks, from 1 to 64, the same on every rank [default: 1]",
         reader: ReadBy::Ranks,
     },
     Variable {

@@ -277,6 +277,18 @@ pub enum Error {
         /// The size that the rank expects.
         theirs: usize,
     },
+    /// Another rank uses another number of sockets for each peer.
+    #[error(
+        "rank {rank} uses {theirs} sockets per peer, this process {ours}: set the same DIST_SOCKETS_PER_PEER on every rank"
+    )]
+    OtherSocketsPerPeer {
+        /// The first rank with another number.
+        rank: usize,
+        /// The number that this process uses.
+        ours: u16,
+        /// The number that the rank uses.
+        theirs: u16,
+    },
     /// Listening beyond loopback needs a secret.
     #[error("listening on {address}, beyond loopback, needs a secret: set DIST_SECRET_FILE on every rank")]
     SecretNeeded {
@@ -407,7 +419,7 @@ impl Error {
             | Self::NotShared { peer }
             | Self::Closed { peer, .. }
             | Self::Io { peer, .. } => Some(peer),
-            Self::OtherWorldSize { rank, .. } => Some(rank),
+            Self::OtherWorldSize { rank, .. } | Self::OtherSocketsPerPeer { rank, .. } => Some(rank),
             _ => None,
         }
     }
@@ -424,7 +436,7 @@ impl Error {
             | Self::OtherMembers { peer, .. }
             | Self::Closed { peer, .. }
             | Self::Io { peer, .. } => Some(*peer),
-            Self::OtherWorldSize { rank, .. } => Some(*rank),
+            Self::OtherWorldSize { rank, .. } | Self::OtherSocketsPerPeer { rank, .. } => Some(*rank),
             Self::Aborted(abort) => Some(abort.rank),
             _ => None,
         }

@@ -472,12 +472,15 @@ fn rank_in_a_world_with_half_a_message() {
 }
 
 #[rstest]
-fn a_rank_that_dies_in_the_middle_of_a_message_is_named(#[values("tcp", "shm")] medium: &str) {
+#[case::over_one_socket("tcp", "1")]
+#[case::over_three_sockets("tcp", "3")]
+#[case::through_shared_memory("shm", "1")]
+fn a_rank_that_dies_in_the_middle_of_a_message_is_named(#[case] medium: &str, #[case] sockets: &str) {
     if process::rank().is_some() {
         return rank_in_a_world_with_half_a_message();
     }
     let name = std::thread::current().name().unwrap().to_owned();
-    let job = process::ranks_with(2, &name, LIMIT, &[(MEDIUM, medium)]);
+    let job = process::ranks_with(2, &name, LIMIT, &[(MEDIUM, medium), ("DIST_SOCKETS_PER_PEER", sockets)]);
     for ended in &job.ranks {
         let succeeded = ended.status.is_some_and(|status| status.success());
         assert_eq!(succeeded, ended.rank == 0, "rank {}: {}", ended.rank, ended.output);

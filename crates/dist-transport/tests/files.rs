@@ -14,6 +14,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// The rank that may not open more files.
 const STARVED: &str = "DIST_TEST_STARVED";
 const MEDIUM: &str = "DIST_TRANSPORT";
+const SOCKETS: &str = "DIST_SOCKETS_PER_PEER";
 
 /// Returns how many files this process has open.
 fn open_files() -> u64 {
@@ -78,6 +79,18 @@ fn a_rank_that_may_open_no_more_files_is_named_by_all(
     process::ranks_with(3, &name, LIMIT, &variables).assert_success();
 }
 
+#[rstest]
+fn a_rank_that_may_open_some_of_the_sockets_of_a_peer_only_is_named_by_all(
+    #[values("0", "1", "2")] starved: &str,
+) {
+    if process::rank().is_some() {
+        return rank_of_a_starved_job(std::env::var(STARVED).unwrap().parse().unwrap());
+    }
+    let name = std::thread::current().name().unwrap().to_owned();
+    let variables = [(STARVED, starved), (MEDIUM, "tcp"), (SOCKETS, "3")];
+    process::ranks_with(3, &name, LIMIT, &variables).assert_success();
+}
+
 #[test]
 fn a_limit_of_open_files_that_can_be_raised_is_raised() {
     if process::rank().is_none() {
@@ -113,4 +126,33 @@ fn a_limit_of_open_files_that_is_too_low_for_the_world_is_an_error_on_all_ranks(
         }
         error => panic!("{error}"),
     }
+}
+
+/// The limit allows one socket for each peer, and not eight.
+#[rstest]
+fn a_limit_of_open_files_that_is_too_low_for_the_sockets_of_all_peers_is_an_error(
+    #[values("1", "8")] sockets: &str,
+) {
+    let Some(rank) = process::rank() else {
+        let name = std::thread::current().name().unwrap().to_owned();
+        return process::ranks_with(2, &name, LIMIT, &[(SOCKETS, sockets)]).assert_success();
+    };
+    let limit = open_files() + 24 + 8;
+    if rank == 1 {
+        setrlimit(Resource::Nofile, Rlimit { current: Some(limit), maximum: Some(limit) }).unwrap();
+    }
+    match (sockets_of_this_job(), ProcessTransport::join(&Config::from_env().unwrap())) {
+        (1, joined) => pass_round(&mut joined.unwrap()).unwrap(),
+        (_, Err(Error::FilesLimit { limit: said, needed, world_size: 2 })) if rank == 1 => {
+            assert!(said == limit && needed > limit, "{said} {needed}");
+        }
+        (_, Err(Error::Aborted(abort))) if rank == 0 => {
+            assert!(abort.rank == 1 && abort.to_string().contains("open files"), "{abort}");
+        }
+        (_, joined) => panic!("{joined:?}"),
+    }
+}
+
+fn sockets_of_this_job() -> usize {
+    std::env::var(SOCKETS).unwrap().parse().unwrap()
 }

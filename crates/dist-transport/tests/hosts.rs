@@ -4,12 +4,13 @@
 #![allow(clippy::print_stdout, reason = "a test that is skipped says why")]
 
 use std::fs::OpenOptions;
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dist_testkit::hosts::{Hosts, sent_bytes};
+use dist_testkit::hosts::{Hosts, Links, sent_bytes};
 use dist_testkit::process;
 use dist_transport::process::{Config, ProcessTransport};
 use dist_transport::{Cause, Error, Incoming, Outgoing, Runtime, Sink, Transport};
@@ -322,4 +323,76 @@ fn two_ranks_that_cannot_reach_each_other_are_both_named(#[values("true", "false
         return rank_of_which_two_are_parted(std::env::var(FROM_THE_START).unwrap() == "true");
     }
     run_on_hosts(4, &[(FROM_THE_START, from_the_start)]);
+}
+
+/// The sockets of each rank for the other one.
+const SOCKETS: usize = 4;
+const SOCKETS_PER_PEER: &str = "DIST_SOCKETS_PER_PEER";
+/// Bytes of a message on a long link.
+const FAR: usize = 4 << 20;
+/// The port of the plain connections.
+const PLAIN_PORT: u16 = 29_400;
+
+/// Opens plain connections between the two hosts.
+fn plain_connections(rank: usize, count: usize) -> Vec<TcpStream> {
+    let address = (hosts().address(0), PLAIN_PORT);
+    if rank == 0 {
+        let listener = TcpListener::bind(address).unwrap();
+        std::fs::write(shared_file("listens"), b"").unwrap();
+        return listener.incoming().take(count).map(Result::unwrap).collect();
+    }
+    while !shared_file("listens").exists() {
+        Runtime::system().sleep(Duration::from_millis(5));
+    }
+    (0..count).map(|_| TcpStream::connect(&address).unwrap()).collect()
+}
+
+/// Exchanges this many bytes over plain connections, each of which carries a part.
+fn exchange_plainly(connections: &[TcpStream], len: usize) {
+    let part = vec![7; len / connections.len()];
+    std::thread::scope(|scope| {
+        for connection in connections {
+            let (mut sending, mut receiving, part) = (connection, connection, &part);
+            scope.spawn(move || sending.write_all(part).unwrap());
+            scope.spawn(move || receiving.read_exact(&mut part.clone()).unwrap());
+        }
+    });
+}
+
+/// One rank of two on a long link. The window of a connection is so small that it limits the speed.
+fn rank_on_a_long_link() {
+    // The limit of this host. It holds for all connections.
+    std::fs::write("/proc/sys/net/ipv4/tcp_wmem", "4096 16384 65536").unwrap();
+    let mut transport = join();
+    let (rank, runtime) = (transport.rank().index(), transport.runtime().clone());
+    let plain = plain_connections(rank, SOCKETS);
+    let lasted = |work: &mut dyn FnMut()| {
+        let start = runtime.now();
+        work();
+        runtime.now() - start
+    };
+    let mut best = [Duration::MAX; 3];
+    for _ in 0..4 {
+        pass_round(&mut transport).unwrap();
+        let of_one = lasted(&mut || exchange_plainly(&plain[..1], FAR / SOCKETS));
+        let of_all = lasted(&mut || exchange_plainly(&plain, FAR));
+        pass_round(&mut transport).unwrap();
+        let ours = lasted(&mut || exchange(&mut transport, 1 - rank, FAR).unwrap());
+        best = std::array::from_fn(|index| best[index].min([of_one, of_all, ours][index]));
+    }
+    let [of_one, of_all, ours] = best.map(|best| best.as_secs_f64());
+    let all = (of_one, of_all, ours);
+    assert!(of_all < 2.0 * of_one, "several connections are not limited as one is: {all:?}");
+    assert!(ours < of_all / 0.8, "a message takes longer than over as many plain connections: {all:?}");
+}
+
+#[test]
+fn four_sockets_for_a_peer_are_as_fast_on_a_long_link_as_four_plain_connections() {
+    if process::rank().is_some() {
+        return rank_on_a_long_link();
+    }
+    let links = Links { latency: Duration::from_millis(20), ..Links::FAST };
+    let skipped = |reason| println!("skipped, as this machine cannot have hosts of its own: {reason}");
+    let Ok(hosts) = Hosts::with_links(2, links).map_err(skipped) else { return };
+    Job::new(hosts, 1).run(&[(SOCKETS_PER_PEER, &SOCKETS.to_string())]).assert_success();
 }

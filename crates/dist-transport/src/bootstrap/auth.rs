@@ -170,14 +170,25 @@ impl fmt::Debug for Key {
 pub(crate) enum Purpose {
     /// A rank's control connection to the coordinator.
     Control,
-    /// Messages of one channel.
-    Data(ChannelId),
+    /// Messages of one channel, over this one of the connections of a link.
+    Data(ChannelId, Stripe),
     /// Messages of one channel, through shared memory.
     Memory(ChannelId),
     /// Mapping an arena of the other rank's heap.
     Arena(u32),
     /// Finding out whether the other side can be reached.
     Probe,
+}
+
+/// One of the connections of a link between two ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stripe {
+    /// The number of the attempt of the connecting process to open the link.
+    pub(crate) attempt: u32,
+    /// The index of the connection.
+    pub(crate) index: u16,
+    /// The number of connections of the link.
+    pub(crate) count: u16,
 }
 
 /// The two ends and the purpose of a connection. Ranks are numbered as in the world.
@@ -197,7 +208,7 @@ impl Identity {
     fn encode(&self, nonce: &[u8; 32]) -> [u8; HELLO_BYTES] {
         let (kind, channel) = match self.purpose {
             Purpose::Control => (0_u32, 0),
-            Purpose::Data(channel) => (1, channel.get()),
+            Purpose::Data(channel, _) => (1, channel.get()),
             Purpose::Memory(channel) => (2, channel.get()),
             Purpose::Arena(number) => (3, u64::from(number)),
             Purpose::Probe => (4, 0),
@@ -209,6 +220,11 @@ impl Identity {
         hello[24..28].copy_from_slice(&self.from.to_le_bytes());
         hello[28..32].copy_from_slice(&self.to.to_le_bytes());
         hello[32..40].copy_from_slice(&channel.to_le_bytes());
+        if let Purpose::Data(_, Stripe { attempt, index, count }) = self.purpose {
+            hello[40..44].copy_from_slice(&attempt.to_le_bytes());
+            hello[44..46].copy_from_slice(&index.to_le_bytes());
+            hello[46..48].copy_from_slice(&count.to_le_bytes());
+        }
         hello[48..].copy_from_slice(nonce);
         hello
     }
@@ -218,7 +234,13 @@ impl Identity {
         let channel = u64::from(word(32)) | u64::from(word(36)) << 32;
         let purpose = match word(16) {
             0 => Purpose::Control,
-            1 => Purpose::Data(ChannelId::from_number(channel)),
+            1 => {
+                let [index_low, index_high, count_low, count_high] = word(44).to_le_bytes();
+                let index = u16::from_le_bytes([index_low, index_high]);
+                let count = u16::from_le_bytes([count_low, count_high]);
+                let stripe = Stripe { attempt: word(40), index, count };
+                Purpose::Data(ChannelId::from_number(channel), stripe)
+            }
             2 => Purpose::Memory(ChannelId::from_number(channel)),
             3 => Purpose::Arena(word(32)),
             4 => Purpose::Probe,
@@ -322,7 +344,8 @@ mod tests {
     }
 
     fn identity() -> Identity {
-        let purpose = Purpose::Data(ChannelId::WORLD.child(7, &[1, 2]));
+        let stripe = Stripe { attempt: 0x0102_0304, index: 258, count: 515 };
+        let purpose = Purpose::Data(ChannelId::WORLD.child(7, &[1, 2]), stripe);
         Identity { epoch: 3, from: 1, to: 2, purpose }
     }
 

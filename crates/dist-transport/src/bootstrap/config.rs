@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::bookkeeping::{LIVENESS_BETWEEN_HOSTS, LIVENESS_ON_HOST};
 use crate::bootstrap::address;
 use crate::bootstrap::auth::Secret;
+use crate::link::striped_socket::SOCKETS_MAX;
 use crate::shm_group::Reach;
 use crate::{Error, Rank, Result};
 
@@ -29,6 +30,7 @@ pub struct Config {
     pub(crate) host_id: Option<String>,
     pub(crate) medium: Medium,
     pub(crate) reach: Reach,
+    pub(crate) sockets_per_peer: u16,
 }
 
 /// The medium that carries messages between the processes of a job.
@@ -90,6 +92,7 @@ impl Config {
             host_id: None,
             medium: Medium::Auto,
             reach: Reach::Write,
+            sockets_per_peer: 1,
         })
     }
 
@@ -104,6 +107,7 @@ impl Config {
     /// - `DIST_HOST_ID`: see [`with_host_id`](Self::with_host_id).
     /// - `DIST_TRANSPORT` (`auto`, `tcp` or `shm`): see [`with_medium`](Self::with_medium).
     /// - `DIST_SHM_CMA` (`on`, `read` or `off`): see [`with_reach`](Self::with_reach).
+    /// - `DIST_SOCKETS_PER_PEER` (1 to 64): see [`with_sockets_per_peer`](Self::with_sockets_per_peer).
     /// - `DIST_LIVENESS` (seconds): see [`with_liveness`](Self::with_liveness).
     /// - `TORCHELASTIC_RESTART_COUNT`, if rank 0 hosts the coordinator.
     ///
@@ -169,6 +173,14 @@ impl Config {
                     return Err(Error::InvalidVariable { name: "DIST_SHM_CMA", value, expected });
                 }
             };
+        }
+        if let Some(value) = variables.get("DIST_SOCKETS_PER_PEER") {
+            let Some(sockets) = value.parse().ok().filter(|sockets| (1..=SOCKETS_MAX).contains(sockets))
+            else {
+                let expected = "a number from 1 to 64";
+                return Err(Error::InvalidVariable { name: "DIST_SOCKETS_PER_PEER", value, expected });
+            };
+            config = config.with_sockets_per_peer(sockets);
         }
         if let Some(value) = variables.get("DIST_LIVENESS") {
             let seconds = value.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
@@ -250,9 +262,29 @@ impl Config {
         Self { reach, ..self }
     }
 
+    /// Sets the number of TCP connections between two ranks, from 1 to 64. The default is 1. A smaller or larger number is
+    /// replaced by the nearest allowed one. All ranks need the same number, or they fail to join with
+    /// [`Error::OtherSocketsPerPeer`].
+    ///
+    /// Set several if ranks are far apart and the link is fast. The system limits the bytes that one connection may have in
+    /// flight, often to less than 4 MiB; with a round trip of 100 ms that is at most 42 MB/s for each connection. Messages
+    /// of more than 64 KiB are cut into segments of 64 KiB that go over all connections in turn. Shorter messages go over
+    /// the first connection. Each connection is authenticated by its own handshake and uses a descriptor of both
+    /// processes, and each group has its own connections. Ranks that share memory are not affected.
+    #[must_use]
+    pub fn with_sockets_per_peer(self, sockets: usize) -> Self {
+        let sockets_per_peer = u16::try_from(sockets.clamp(1, SOCKETS_MAX)).expect("it is at most 64");
+        Self { sockets_per_peer, ..self }
+    }
+
     /// Returns the medium of messages.
     pub fn medium(&self) -> Medium {
         self.medium
+    }
+
+    /// Returns the number of TCP connections between two ranks.
+    pub fn sockets_per_peer(&self) -> usize {
+        self.sockets_per_peer.into()
     }
 
     /// Returns this process's rank and the size of the world.
@@ -465,6 +497,8 @@ mod tests {
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_TRANSPORT", "rdma")], "DIST_TRANSPORT=\"rdma\" is not auto,")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_LIVENESS", "1.9")], "DIST_LIVENESS=\"1.9\" is not a number of")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_LIVENESS", "inf")], "DIST_LIVENESS=\"inf\" is not a number of")]
+    #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_SOCKETS_PER_PEER", "0")], "DIST_SOCKETS_PER_PEER=\"0\" is not a number from 1 to 64")]
+    #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_SOCKETS_PER_PEER", "65")], "DIST_SOCKETS_PER_PEER=\"65\" is not a number from 1 to 64")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_SHM_CMA", "no")], "DIST_SHM_CMA=\"no\" is not on, read or off")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_SECRET_FILE", "/nowhere")], "the secret in DIST_SECRET_FILE=\"/nowhere\"")]
     fn an_invalid_value_is_named(#[case] variables: &[(&str, &str)], #[case] expected: &str) {

@@ -76,8 +76,8 @@ pub(crate) enum Frame {
     CancelStore { number: u64 },
 }
 
-/// The most ranks in one frame. The description of a rank takes 68 bytes.
-pub(crate) const PEERS_MAX: usize = (FRAME_BYTES - 12) / 68;
+/// The most ranks in one frame. The description of a rank takes 72 bytes.
+pub(crate) const PEERS_MAX: usize = (FRAME_BYTES - 12) / 72;
 
 /// Returns the frames that describe all ranks of a world.
 pub(crate) fn peer_frames(peer_infos: &[PeerInfo]) -> Vec<[u8; FRAME_BYTES]> {
@@ -175,6 +175,8 @@ pub(crate) struct PeerInfo {
     pub(crate) cores: Cores,
     /// The id of its process.
     pub(crate) pid: ProcessId,
+    /// The number of sockets that it uses for each peer.
+    pub(crate) sockets_per_peer: u16,
 }
 
 /// The identity of a process for other processes of its host.
@@ -218,7 +220,8 @@ impl UnixSocketName {
 impl PeerInfo {
     /// Describes a rank of this process.
     pub(crate) fn here(address: SocketAddr, host: u64, unix_socket: Option<UnixSocketName>) -> Self {
-        Self { address, host, process: host::process(), unix_socket, cores: host::cores(), pid: host::pid() }
+        let (process, cores, pid) = (host::process(), host::cores(), host::pid());
+        Self { address, host, process, unix_socket, cores, pid, sockets_per_peer: 1 }
     }
 
     /// Returns `true` if the rank may share memory with others of its host.
@@ -481,7 +484,8 @@ impl Encoder {
             .bytes(&peer_info.process.to_le_bytes());
         self.bytes(&peer_info.unix_socket.map_or(0, UnixSocketName::get).to_le_bytes());
         self.number(peer_info.cores.first).number(peer_info.cores.count);
-        self.bytes(&peer_info.pid.namespace.to_le_bytes()).number(peer_info.pid.id)
+        self.bytes(&peer_info.pid.namespace.to_le_bytes()).number(peer_info.pid.id);
+        self.number(peer_info.sockets_per_peer.into())
     }
 
     /// IPv4 addresses are sent in their IPv6 form.
@@ -580,7 +584,8 @@ impl Decoder<'_> {
         let unix_socket = UnixSocketName::new(self.long());
         let cores = Cores { first: self.number(), count: self.number() };
         let pid = ProcessId { namespace: self.long(), id: self.number() };
-        PeerInfo { address, host, process, unix_socket, cores, pid }
+        let sockets_per_peer = u16::try_from(self.number()).unwrap_or(u16::MAX);
+        PeerInfo { address, host, process, unix_socket, cores, pid, sockets_per_peer }
     }
 
     fn address(&mut self) -> SocketAddr {
@@ -734,6 +739,7 @@ mod tests {
                     unix_socket: UnixSocketName::new(u64::MAX),
                     cores,
                     pid,
+                    sockets_per_peer: 64,
                 },
             },
             Frame::Peers {
@@ -746,6 +752,7 @@ mod tests {
                         unix_socket: None,
                         cores,
                         pid,
+                        sockets_per_peer: 1,
                     };
                     PEERS_MAX
                 ],

@@ -2,6 +2,8 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::event::PollFlags;
@@ -9,7 +11,7 @@ use socket2::{SockAddr, Socket};
 
 use crate::bootstrap::abort_state::AbortState;
 use crate::bootstrap::acceptor::ADMITTED;
-use crate::bootstrap::auth::{self, CHALLENGE_BYTES, Identity, Initiator, Key, Purpose};
+use crate::bootstrap::auth::{self, CHALLENGE_BYTES, Identity, Initiator, Key, Purpose, Stripe};
 use crate::bootstrap::config::Medium;
 use crate::bootstrap::control::PeerInfo;
 use crate::bootstrap::probe::attempt_limit;
@@ -18,6 +20,7 @@ use crate::bootstrap::user;
 use crate::link::peer_link::PeerLink;
 use crate::link::shm::{self, ShmLink};
 use crate::link::socket;
+use crate::link::striped_socket::StripedSocket;
 use crate::{Activity, ChannelId, Error, Result, Version};
 
 /// The pause before a retry if the coordinator is not there yet, or the other side hangs up.
@@ -39,7 +42,7 @@ const ATTEMPTS_MAX: usize = 10;
 
 /// Opens an authenticated link to a rank for one channel, through shared memory if possible.
 pub(crate) fn dial(
-    session: &Session,
+    session: &Arc<Session>,
     peer: usize,
     channel: ChannelId,
     watch: ConnectionWait<'_>,
@@ -58,7 +61,65 @@ pub(crate) fn dial(
             return Err(Error::NotShared { peer }.into());
         }
     }
-    dial_over_network(session, identity(Purpose::Data(channel)), watch).map(PeerLink::Socket)
+    dial_striped(session, channel, identity, watch).map(PeerLink::Socket)
+}
+
+/// Opens all connections of a link over the network. Their handshakes take several round trips each, so they run at the
+/// same time.
+fn dial_striped(
+    session: &Arc<Session>,
+    channel: ChannelId,
+    identity: impl Fn(Purpose) -> Identity,
+    watch: ConnectionWait<'_>,
+) -> Result<StripedSocket, WaitError<Error>> {
+    let (attempt, count) = (session.link_attempts.fetch_add(1, Ordering::Relaxed), session.sockets_per_peer);
+    let identity = |index| identity(Purpose::Data(channel, Stripe { attempt, index, count }));
+    let ConnectionWait { deadline, answer_limit, .. } = watch;
+    let dial = |index| {
+        let (session, identity) = (session.clone(), identity(index));
+        let dial = move || {
+            let watch = ConnectionWait { answer_limit, ..session.connection_wait(deadline) };
+            dial_over_network(&session, identity, watch)
+        };
+        watch.runtime.spawn("dist-dial", dial)
+    };
+    let others: Vec<_> = (1..count).map(dial).collect();
+    let first = dial_over_network(session, identity(0), watch);
+    let others = others.into_iter().map(|task| match task {
+        Ok(task) => task.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+        Err(source) => Err(Error::Resources { what: "thread", source }.into()),
+    });
+    let others: Vec<_> = others.collect();
+    all_or_worst(first, others).map(|(first, others)| StripedSocket::new(first, others))
+}
+
+/// Returns the connections of a link, or the error of the one that has failed in the most definite way. The peer has the
+/// link only if it has admitted all connections, so an unanswered proof matters only if no other connection was late.
+fn all_or_worst<T, E>(
+    first: Result<T, WaitError<E>>,
+    others: Vec<Result<T, WaitError<E>>>,
+) -> Result<(T, Vec<T>), WaitError<E>> {
+    let severity = |error: &WaitError<E>| match error {
+        WaitError::Unanswered => 0,
+        WaitError::Late => 1,
+        WaitError::Failed(_) => 2,
+        WaitError::Aborted(_) => 3,
+    };
+    let (mut opened, mut worst) = (Vec::new(), None);
+    for connection in std::iter::once(first).chain(others) {
+        match connection {
+            Ok(connection) => opened.push(connection),
+            Err(error) if worst.as_ref().is_none_or(|worst| severity(worst) < severity(&error)) => {
+                worst = Some(error);
+            }
+            Err(_) => {}
+        }
+    }
+    let others = opened.split_off(1.min(opened.len()));
+    match (worst, opened.pop()) {
+        (None, Some(first)) => Ok((first, others)),
+        (worst, _) => Err(worst.expect("a connection is either open or has failed")),
+    }
 }
 
 fn dial_over_network(
@@ -399,7 +460,7 @@ fn check_user(stream: &Socket, activity: Activity, address: SocketAddr) -> Resul
 const fn activity_of(identity: Identity) -> Activity {
     match identity.purpose {
         Purpose::Control => Activity::Rendezvous,
-        Purpose::Data(_) | Purpose::Memory(_) | Purpose::Arena(_) | Purpose::Probe => Activity::Connect,
+        Purpose::Data(..) | Purpose::Memory(_) | Purpose::Arena(_) | Purpose::Probe => Activity::Connect,
     }
 }
 
@@ -487,6 +548,28 @@ mod tests {
 
     fn attempt(stream: Socket) -> Attempt {
         Attempt::new(stream, &Key::new(None, "test"), identity()).unwrap()
+    }
+
+    /// The peer has the link only if it has admitted all connections, so that the link may be tried again if one was late.
+    #[test]
+    fn the_most_definite_error_of_several_connections_is_returned() {
+        let link = |connections: &[Result<u8, WaitError<u8>>]| {
+            let copy = |connection: &Result<u8, WaitError<u8>>| match connection {
+                Ok(number) => Ok(*number),
+                Err(WaitError::Failed(why)) => Err(WaitError::Failed(*why)),
+                Err(WaitError::Late) => Err(WaitError::Late),
+                Err(_) => Err(WaitError::Unanswered),
+            };
+            let mut connections: Vec<_> = connections.iter().map(copy).collect();
+            all_or_worst(connections.remove(0), connections)
+        };
+        let [late, unanswered] = [|| Err(WaitError::Late), || Err(WaitError::Unanswered)];
+        assert!(matches!(link(&[Ok(1)]), Ok((1, others)) if others.is_empty()));
+        assert!(matches!(link(&[Ok(1), Ok(2), Ok(3)]), Ok((1, others)) if others == [2, 3]));
+        assert!(matches!(link(&[Ok(1), unanswered()]), Err(WaitError::Unanswered)));
+        assert!(matches!(link(&[unanswered(), Ok(1), late()]), Err(WaitError::Late)));
+        let failed = |why| Err(WaitError::Failed(why));
+        assert!(matches!(link(&[late(), failed(7), failed(8), Ok(1)]), Err(WaitError::Failed(7))));
     }
 
     /// Simulates a flooded port: the system drops the first connections.

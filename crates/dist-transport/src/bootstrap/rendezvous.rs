@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -88,6 +88,8 @@ fn new_session(
         liveness,
         liveness_between_hosts: config.liveness(false),
         medium: config.medium,
+        sockets_per_peer: config.sockets_per_peer,
+        link_attempts: AtomicU32::new(0),
         reach: config.reach,
         heap: Arc::default(),
         #[cfg(all(feature = "shm", target_os = "linux"))]
@@ -115,7 +117,11 @@ fn new_session(
 const fn concerns_all(error: &Error) -> bool {
     matches!(
         error,
-        Error::OtherWorldSize { .. } | Error::Aborted(_) | Error::FilesLimit { .. } | Error::Resources { .. }
+        Error::OtherWorldSize { .. }
+            | Error::OtherSocketsPerPeer { .. }
+            | Error::Aborted(_)
+            | Error::FilesLimit { .. }
+            | Error::Resources { .. }
     )
 }
 
@@ -181,6 +187,7 @@ fn join_at_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: 
             })?;
         match introduce(&mut line, own_info, config, runtime, deadline)? {
             Ok(mut peer_infos) => {
+                check_sockets_per_peer(config.sockets_per_peer, &peer_infos)?;
                 peer_infos.iter_mut().for_each(|theirs| theirs.reach_from(own_info.address));
                 return Ok(Joined { line, listener, host_listener, peer_infos });
             }
@@ -192,6 +199,16 @@ fn join_at_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: 
             return Err(error);
         }
         runtime.park(Some(deadline.earlier(runtime.deadline(NEXT_WORLD_RETRY))));
+    }
+}
+
+/// Checks that all ranks use the same number of sockets for each peer. If they do not, every rank gets the error.
+fn check_sockets_per_peer(ours: u16, peer_infos: &[PeerInfo]) -> Result<()> {
+    match peer_infos.iter().position(|theirs| theirs.sockets_per_peer != ours) {
+        Some(rank) => {
+            Err(Error::OtherSocketsPerPeer { rank, ours, theirs: peer_infos[rank].sockets_per_peer })
+        }
+        None => Ok(()),
     }
 }
 
@@ -207,12 +224,18 @@ fn open_endpoint(config: &Config, line: &ControlConnection) -> Result<LocalEndpo
     let at = |source| address_error("listen on", &config.coordinator, source);
     let world_size = config.rank.world_size();
     let hosts_coordinator = config.host == CoordinatorHost::RankZero && config.rank.index() == 0;
+    let sockets_per_peer = if config.medium == Medium::Shm { 1 } else { config.sockets_per_peer };
+    let connections = world_size * usize::from(sockets_per_peer);
     // Each rank has a connection to the coordinator too.
-    files::check_limit(if hosts_coordinator { 2 * world_size } else { world_size }, world_size)?;
+    let hosted = if hosts_coordinator { world_size } else { 0 };
+    files::check_limit(connections + hosted, world_size)?;
     let listener = socket::listen(listener_address(&line.stream).map_err(at)?, config.secret.as_ref())?;
     let address = listener.local_addr().map_err(at)?;
     let (host_listener, unix_socket) = open_host_listener(config.medium)?.unzip();
-    let own_info = PeerInfo::here(address, host::id(config.host_id.as_deref()), unix_socket);
+    let own_info = PeerInfo {
+        sockets_per_peer: config.sockets_per_peer,
+        ..PeerInfo::here(address, host::id(config.host_id.as_deref()), unix_socket)
+    };
     Ok(LocalEndpoint { listener, host_listener, own_info })
 }
 

@@ -214,14 +214,16 @@ impl Service {
     fn admit(&self, Admitted { stream, identity, share }: Admitted) {
         let session = &self.session;
         let (from, to) = (identity.from as usize, identity.to as usize);
+        let is_for_us = to == session.rank.index() && from < session.rank.world_size();
         match identity.purpose {
-            Purpose::Data(channel) | Purpose::Memory(channel)
-                if to == session.rank.index() && from < session.rank.world_size() =>
+            Purpose::Data(channel, stripe)
+                if is_for_us && stripe.count == session.sockets_per_peer && stripe.index < stripe.count =>
             {
-                let link = match share {
-                    Some(share) => PeerLink::Shm(ShmLink::new(stream, share, session.offers_single_copy())),
-                    None => PeerLink::Socket(stream),
-                };
+                session.arrivals.put_stripe((channel, from), stripe, stream, &session.abort_state);
+            }
+            Purpose::Memory(channel) if is_for_us && share.is_some() => {
+                let link = share.map(|share| ShmLink::new(stream, share, session.offers_single_copy()));
+                let link = link.map(PeerLink::Shm).expect("it has come");
                 session.arrivals.put(channel, from, link, &session.abort_state);
             }
             Purpose::Arena(number) if to == session.rank.index() => {

@@ -3,15 +3,16 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::PollFlags;
+use socket2::Socket;
 
 use crate::bookkeeping::{CallHistory, HEARTBEAT};
 use crate::bootstrap::abort_state::{AbortState, Waker};
-use crate::bootstrap::auth::Key;
+use crate::bootstrap::auth::{Key, Stripe};
 use crate::bootstrap::channels::{Channels, ForkPath};
 use crate::bootstrap::config::{CoordinatorHost, Medium};
 use crate::bootstrap::control::{Cores, Frame, Missing, PeerInfo, WaitReport};
@@ -28,6 +29,7 @@ use crate::host_memory::{GroupPool, POOL_MEMBERS_MAX, POOL_NUMBER, POOL_RANKS_MA
 use crate::link::message::LinkError;
 use crate::link::peer_link::PeerLink;
 use crate::link::socket;
+use crate::link::striped_socket::StripedSocket;
 use crate::runtime::Task;
 use crate::shm_group::Reach;
 use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint, Rank, Result, Runtime};
@@ -64,6 +66,10 @@ pub(crate) struct Session {
     pub(crate) liveness_between_hosts: Duration,
     /// The medium of messages.
     pub(crate) medium: Medium,
+    /// The number of TCP connections of a link, the same on all ranks.
+    pub(crate) sockets_per_peer: u16,
+    /// The number of links that this process has tried to open over TCP.
+    pub(crate) link_attempts: AtomicU32,
     /// Ranks of this host with which memory could not be shared.
     pub(crate) unshareable: Mutex<HashSet<usize>>,
     /// The access to its ordinary memory that this rank allows other ranks.
@@ -544,11 +550,54 @@ impl LongWait {
 #[derive(Debug, Default)]
 pub(crate) struct Arrivals {
     links: Mutex<HashMap<(ChannelId, usize), PeerLink>>,
+    /// Links of which some connections have not arrived yet.
+    incomplete: Mutex<HashMap<(ChannelId, usize), IncompleteLink>>,
     /// The number of connections that have arrived so far.
     count: AtomicU64,
 }
 
+/// The connections of a link that have arrived so far.
+#[derive(Debug)]
+struct IncompleteLink {
+    /// The peer's number of the attempt to open the link.
+    attempt: u32,
+    sockets: Vec<Option<Socket>>,
+}
+
 impl Arrivals {
+    /// Stores one connection of a link. The link arrives when it has all its connections. Those of an earlier attempt of
+    /// the same peer are dropped, because the peer has given it up.
+    pub(crate) fn put_stripe(
+        &self,
+        (channel, peer): (ChannelId, usize),
+        stripe: Stripe,
+        socket: Socket,
+        abort_state: &AbortState,
+    ) {
+        let complete = if stripe.count == 1 {
+            Some(StripedSocket::new(socket, Vec::new()))
+        } else {
+            let mut incomplete = lock(&self.incomplete);
+            let link = incomplete.remove(&(channel, peer)).filter(|link| link.attempt >= stripe.attempt);
+            let sockets = || (0..stripe.count).map(|_| None).collect();
+            let mut link =
+                link.unwrap_or_else(|| IncompleteLink { attempt: stripe.attempt, sockets: sockets() });
+            if link.attempt == stripe.attempt {
+                link.sockets[usize::from(stripe.index)] = Some(socket);
+            }
+            if link.sockets.iter().all(Option::is_some) {
+                let mut sockets = link.sockets.into_iter().flatten();
+                sockets.next().map(|first| StripedSocket::new(first, sockets.collect()))
+            } else {
+                incomplete.insert((channel, peer), link);
+                None
+            }
+        };
+        if let Some(sockets) = complete {
+            self.put(channel, peer, PeerLink::Socket(sockets), abort_state);
+        }
+    }
+
     /// Stores a connection until a call takes it. An earlier connection of the same peer is replaced, because
     /// the peer has given it up.
     pub(crate) fn put(&self, channel: ChannelId, peer: usize, link: PeerLink, abort_state: &AbortState) {
@@ -565,11 +614,13 @@ impl Arrivals {
 
     /// Removes and returns the connections of a channel that this process has left.
     pub(crate) fn forget(&self, channel: ChannelId) -> Vec<PeerLink> {
+        lock(&self.incomplete).retain(|(of, _), _| *of != channel);
         lock(&self.links).extract_if(|(of, _), _| *of == channel).map(|(_, link)| link).collect()
     }
 
     /// Sends a goodbye on a connection that no transport will take.
     fn dismiss(&self, channel: ChannelId, peer: usize) {
+        lock(&self.incomplete).remove(&(channel, peer));
         self.take(channel, peer).iter().for_each(PeerLink::say_goodbye);
     }
 
@@ -602,4 +653,37 @@ pub(crate) fn timeout(runtime: &Runtime, activity: Activity, peer: usize, deadli
 /// Locks a mutex and ignores poisoning: a panic of another thread does not make these records wrong.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use socket2::{Domain, Type};
+
+    use super::*;
+
+    /// Stores these connections of a link with three, each with the number of its attempt. Returns whether the link has
+    /// arrived after each.
+    fn arrived_after(connections: &[(u32, u16)]) -> Vec<bool> {
+        let (arrivals, abort_state) = (Arrivals::default(), AbortState::new().unwrap());
+        let place = (ChannelId::WORLD, 1);
+        let arrived = |&(attempt, index): &(u32, u16)| {
+            let socket = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+            arrivals.put_stripe(place, Stripe { attempt, index, count: 3 }, socket, &abort_state);
+            arrivals.take(place.0, place.1).is_some()
+        };
+        connections.iter().map(arrived).collect()
+    }
+
+    #[test]
+    fn a_link_arrives_when_it_has_all_its_connections() {
+        assert_eq!(arrived_after(&[(5, 2), (5, 0), (5, 1)]), [false, false, true]);
+        let again = [(5, 0), (5, 1), (5, 2), (6, 1), (6, 0), (6, 2)];
+        assert_eq!(arrived_after(&again), [false, false, true, false, false, true]);
+    }
+
+    #[test]
+    fn connections_of_an_attempt_that_was_given_up_are_dropped() {
+        let given_up = [(5, 0), (5, 1), (6, 2), (5, 2), (6, 0), (6, 1)];
+        assert_eq!(arrived_after(&given_up), [false, false, false, false, false, true]);
+    }
 }

@@ -7,3 +7,4 @@ pub(crate) mod peer_link;
 pub(crate) mod shm;
 pub(crate) mod socket;
 pub(crate) mod staging_buffer;
+pub(crate) mod striped_socket;

@@ -1,18 +1,16 @@
-//! A link to a peer for one channel: a TCP socket, or shared memory.
+//! A link to a peer for one channel: TCP sockets, or shared memory.
 
-use std::os::fd::{AsFd, BorrowedFd};
-
-use rustix::event::PollFlags;
-use socket2::Socket;
+use rustix::event::{PollFd, PollFlags};
 
 use crate::Activity;
 use crate::link::message::{self, LinkError};
 use crate::link::shm::{ShmLink, StreamEnd};
 use crate::link::socket;
+use crate::link::striped_socket::StripedSocket;
 
 #[derive(Debug)]
 pub(crate) enum PeerLink {
-    Socket(Socket),
+    Socket(StripedSocket),
     Shm(ShmLink),
 }
 
@@ -20,8 +18,8 @@ impl PeerLink {
     /// Sends a goodbye if the link takes it at once.
     pub(crate) fn say_goodbye(&self) {
         match self {
-            Self::Socket(stream) => {
-                let _ = socket::send(stream, &message::goodbye());
+            Self::Socket(sockets) => {
+                let _ = socket::send(sockets.first(), &message::goodbye());
             }
             Self::Shm(memory) => memory.say_goodbye(),
         }
@@ -45,7 +43,7 @@ impl PeerLink {
     /// Returns `true` if unread bytes have arrived, including those of a goodbye.
     pub(crate) fn has_arrived(&mut self) -> Result<bool, LinkError> {
         match self {
-            Self::Socket(stream) => match socket::peek(stream)? {
+            Self::Socket(sockets) => match socket::peek(sockets.receive_at(0).0)? {
                 Some(0) => Err(LinkError::Closed),
                 come => Ok(come.is_some()),
             },
@@ -59,9 +57,9 @@ impl PeerLink {
     /// Returns `true` if a message has arrived that was not received yet. A goodbye is no message.
     pub(crate) fn has_message(&mut self) -> bool {
         match self {
-            Self::Socket(stream) => {
+            Self::Socket(sockets) => {
                 let mut start = [0; message::START_BYTES];
-                let peeked = socket::peek_into(stream, &mut start);
+                let peeked = socket::peek_into(sockets.first(), &mut start);
                 matches!(peeked, Ok(Some(count)) if count > 0) && !message::is_goodbye(&start)
             }
             Self::Shm(memory) => memory.has_arrived().unwrap_or(false),
@@ -76,11 +74,11 @@ impl PeerLink {
         }
     }
 
-    /// Returns the events to poll for during sleep.
-    pub(crate) fn events(&self, activity: Activity) -> PollFlags {
+    /// Adds the poll entries for a sleep until the link can continue this activity.
+    pub(crate) fn watch<'a>(&'a self, activity: Activity, watched: &mut impl Extend<PollFd<'a>>) {
         match self {
-            Self::Socket(_) if activity == Activity::Send => PollFlags::OUT,
-            _ => PollFlags::IN,
+            Self::Socket(sockets) => watched.extend(sockets.watch(activity)),
+            Self::Shm(memory) => watched.extend([socket::watch(memory, PollFlags::IN)]),
         }
     }
 
@@ -88,15 +86,6 @@ impl PeerLink {
     pub(crate) fn end_sleep(&mut self) {
         if let Self::Shm(memory) = self {
             memory.end_sleep();
-        }
-    }
-}
-
-impl AsFd for PeerLink {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Socket(stream) => stream.as_fd(),
-            Self::Shm(memory) => memory.as_fd(),
         }
     }
 }

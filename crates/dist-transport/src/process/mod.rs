@@ -2,7 +2,7 @@
 //!
 //! Every process joins the coordinator (on rank 0, or in the launcher) and learns the addresses of its peers.
 //! It keeps its connection to the coordinator for heartbeats and for the abort. Connections between ranks are
-//! opened on first use, one per pair and channel. One service thread per process owns the listener, the
+//! opened on first use, one per pair and channel, or several over TCP if the job says so. One service thread per process owns the listener, the
 //! handshakes and the connection to the coordinator. Data moves only on the caller's thread.
 
 #[cfg(all(feature = "shm", target_os = "linux"))]

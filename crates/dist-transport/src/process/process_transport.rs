@@ -328,7 +328,7 @@ impl ProcessTransport {
     /// Opens the connection of this link.
     fn dial_link(&mut self, link: usize, watch: ConnectionWait<'_>) -> Result<(), WaitError<Error>> {
         let peer = self.peer_of(link);
-        let opened = dial::dial(self.session(), self.members[peer], self.channel, watch)?;
+        let opened = dial::dial(&self.membership.session, self.members[peer], self.channel, watch)?;
         self.counts.record_sent(peer);
         Ok(self.adopt(link, opened)?)
     }
@@ -1388,9 +1388,10 @@ fn watch(
     let mut watched: SmallVec<[PollFd<'_>; WATCHED_INLINE]> = SmallVec::new();
     watched.push(session.abort_state.watch());
     watched.extend(waker.map(Waker::watch));
-    watched.extend(waits.iter().filter_map(|&(activity, peer)| {
-        let link = links[peer].as_ref()?;
-        Some(socket::watch(link, link.events(activity)))
-    }));
+    for &(activity, peer) in waits {
+        if let Some(link) = &links[peer] {
+            link.watch(activity, &mut watched);
+        }
+    }
     socket::poll(&mut watched, limit).map(drop)
 }

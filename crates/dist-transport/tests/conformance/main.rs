@@ -103,9 +103,9 @@ impl Fabric for Threads {
     }
 }
 
-/// A world of threads that are connected like processes.
+/// A world of threads that are connected like processes. The number is that of the sockets for each peer.
 #[cfg(feature = "tcp")]
-struct Processes(Medium, Reach);
+struct Processes(Medium, Reach, usize);
 
 #[cfg(feature = "tcp")]
 impl Fabric for Processes {
@@ -120,6 +120,7 @@ impl Fabric for Processes {
             let config = Config::new(rank, world_size, &address).unwrap();
             let config = config.with_job("suite").with_external_coordinator();
             let config = config.with_timeout(Duration::from_secs(60)).with_medium(self.0).with_reach(self.1);
+            let config = config.with_sockets_per_peer(self.2);
             move || -> Box<dyn Transport> { Box::new(ProcessTransport::join(&config).unwrap()) }
         });
         run_threads(joins, &program);
@@ -217,12 +218,18 @@ mod threads {
 
 #[cfg(feature = "tcp")]
 mod tcp {
-    dist_transport::conformance!(super::Processes(super::Medium::Tcp, super::Reach::Write));
+    dist_transport::conformance!(super::Processes(super::Medium::Tcp, super::Reach::Write, 1));
+}
+
+/// Messages of several segments go over three sockets.
+#[cfg(feature = "tcp")]
+mod tcp_with_three_sockets {
+    dist_transport::conformance!(super::Processes(super::Medium::Tcp, super::Reach::Write, 3));
 }
 
 #[cfg(all(feature = "shm", target_os = "linux"))]
 mod shm {
-    dist_transport::conformance!(super::Processes(super::Medium::Shm, super::Reach::Write));
+    dist_transport::conformance!(super::Processes(super::Medium::Shm, super::Reach::Write, 1));
 }
 
 /// The system does not let processes access each other's memory, or only lets them read it.
@@ -236,11 +243,11 @@ mod shm_within_limits {
 
     #[test]
     fn memory_that_is_exposed_is_out_of_reach_but_for_the_heap() {
-        conformance::check(EXPOSED, &Processes(Medium::Shm, Reach::Slots));
+        conformance::check(EXPOSED, &Processes(Medium::Shm, Reach::Slots, 1));
     }
 
     #[test]
     fn memory_that_is_exposed_is_read_only_but_for_the_heap() {
-        conformance::check(EXPOSED, &Processes(Medium::Shm, Reach::Read));
+        conformance::check(EXPOSED, &Processes(Medium::Shm, Reach::Read, 1));
     }
 }

@@ -238,6 +238,30 @@ fn different_world_sizes_are_an_error_on_both_ranks_in_either_order() {
     }
 }
 
+#[rstest]
+fn another_number_of_sockets_per_peer_is_an_error_with_both_numbers_on_every_rank(
+    #[values(true, false)] launched: bool,
+) {
+    let (_held, address) = hold_port();
+    let coordinator = launched.then(|| Coordinator::start(&address, 3, "dist", None).unwrap());
+    let ranks = [(0, 2), (1, 2), (2, 4)].map(|(rank, sockets)| {
+        let config = Config::new(rank, 3, &address).unwrap().with_timeout(LONG);
+        let config = if launched { config.with_external_coordinator() } else { config };
+        let config = config.with_sockets_per_peer(sockets);
+        Runtime::system().spawn("rank", move || ProcessTransport::join(&config).unwrap_err()).unwrap()
+    });
+    let expected = [(2, 2, 4), (2, 2, 4), (0, 4, 2)];
+    for (rank, (other, ours, theirs)) in ranks.into_iter().zip(expected) {
+        let error = rank.join().unwrap();
+        let told = (error.peer(), error.to_string());
+        let text = format!(
+            "rank {other} uses {theirs} sockets per peer, this process {ours}: set the same DIST_SOCKETS_PER_PEER on every rank"
+        );
+        assert_eq!(told, (Some(other), text));
+    }
+    drop(coordinator);
+}
+
 /// One thread may hold all ranks of a test.
 #[test]
 fn one_thread_may_drop_rank_0_first() {

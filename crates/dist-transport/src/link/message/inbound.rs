@@ -2,8 +2,6 @@
 
 use std::io::IoSliceMut;
 
-use socket2::Socket;
-
 use super::outbound::Outbound;
 use super::{
     COPIED_BYTES_MAX, GOODBYE, HEADER_BYTES, LinkError, MAGIC, MOVED, Magic, PUBLISH_BYTES_MAX,
@@ -14,6 +12,7 @@ use crate::link::peer_link::PeerLink;
 use crate::link::shm::{NextMessage, ShmLink};
 use crate::link::socket;
 use crate::link::staging_buffer::StagingBuffer;
+use crate::link::striped_socket::StripedSocket;
 use crate::{Combine, Fingerprint, Sink};
 
 /// The source of a message's bytes.
@@ -80,7 +79,7 @@ impl Inbound {
         read_ahead: &mut StagingBuffer,
     ) -> Result<Option<NextHeader>, LinkError> {
         let header = match link {
-            PeerLink::Socket(stream) => Self::read_header_from_socket(stream, read_ahead)?,
+            PeerLink::Socket(sockets) => Self::read_header_from_socket(sockets, read_ahead)?,
             PeerLink::Shm(memory) => self.read_header_from_memory(memory)?,
         };
         let Some((length, call)) = header else { return Ok(None) };
@@ -97,10 +96,11 @@ impl Inbound {
     }
 
     fn read_header_from_socket(
-        stream: &Socket,
+        sockets: &mut StripedSocket,
         read_ahead: &mut StagingBuffer,
     ) -> Result<Option<(u64, Fingerprint)>, LinkError> {
         if read_ahead.staged() < HEADER_BYTES {
+            let (stream, _) = sockets.receive_at(0);
             let Some(count) = arrived(socket::receive(stream, read_ahead.room())?)? else { return Ok(None) };
             read_ahead.stage(count);
             if read_ahead.staged() < HEADER_BYTES {
@@ -204,21 +204,21 @@ impl Inbound {
         sink: &mut Sink<'_>,
     ) -> Result<bool, LinkError> {
         match (link, sink) {
-            (PeerLink::Socket(stream), Sink::Into(memory)) if self.copied => {
-                let came = self.refill(stream, staging)?;
+            (PeerLink::Socket(sockets), Sink::Into(memory)) if self.copied => {
+                let came = self.refill(sockets, staging)?;
                 self.deliver(staging, self.length, &mut |offset, bytes| {
                     memory[offset..][..bytes.len()].copy_from_slice(bytes);
                 });
                 Ok(came)
             }
-            (PeerLink::Socket(stream), Sink::Into(memory)) => {
+            (PeerLink::Socket(sockets), Sink::Into(memory)) => {
                 let received = self.received;
-                let came = self.read(stream, &mut memory[received..])?;
+                let came = self.read(sockets, &mut memory[received..])?;
                 self.delivered = self.received;
                 Ok(came)
             }
-            (PeerLink::Socket(stream), Sink::Each(sink)) => {
-                let came = self.refill(stream, staging)?;
+            (PeerLink::Socket(sockets), Sink::Each(sink)) => {
+                let came = self.refill(sockets, staging)?;
                 self.deliver(staging, self.length, sink);
                 Ok(came)
             }
@@ -255,8 +255,8 @@ impl Inbound {
         let limit = self.lockstep(outbound);
         let mut sink = |offset: usize, bytes: &[u8]| combine(&mut memory[offset..][..bytes.len()], bytes);
         match link {
-            PeerLink::Socket(stream) => {
-                let came = self.refill(stream, staging)?;
+            PeerLink::Socket(sockets) => {
+                let came = self.refill(sockets, staging)?;
                 Ok(self.deliver(staging, limit, &mut sink) || came)
             }
             PeerLink::Shm(memory) => {
@@ -359,12 +359,22 @@ impl Inbound {
         Ok(copied)
     }
 
+    /// Returns the position of the next byte to be received in the message with its header.
+    const fn position(&self) -> usize {
+        self.filled + self.received
+    }
+
     /// Receives into the staging buffer, the header first.
-    fn refill(&mut self, stream: &Socket, staging: &mut StagingBuffer) -> Result<bool, LinkError> {
+    fn refill(
+        &mut self,
+        sockets: &mut StripedSocket,
+        staging: &mut StagingBuffer,
+    ) -> Result<bool, LinkError> {
+        let (stream, segment) = sockets.receive_at(self.position());
         let missing = HEADER_BYTES - self.filled;
         let wanted = missing + self.length - self.received;
         let room = staging.room();
-        let count = wanted.min(room.len());
+        let count = wanted.min(room.len()).min(segment);
         if count == 0 {
             return Ok(false);
         }
@@ -402,8 +412,11 @@ impl Inbound {
 
     /// Reads the rest of the header, and the bytes after it into `room`, which is for the rest of the
     /// message.
-    fn read(&mut self, stream: &Socket, room: &mut [u8]) -> Result<bool, LinkError> {
+    fn read(&mut self, sockets: &mut StripedSocket, room: &mut [u8]) -> Result<bool, LinkError> {
+        let (stream, segment) = sockets.receive_at(self.position());
         let missing = HEADER_BYTES - self.filled;
+        let room_len = room.len().min(segment - missing);
+        let room = &mut room[..room_len];
         let received = if missing > 0 {
             let head = IoSliceMut::new(&mut self.header[self.filled..]);
             socket::receive_pieces(stream, &mut [head, IoSliceMut::new(room)])?

@@ -6,6 +6,8 @@
 mod inbound;
 mod outbound;
 #[cfg(test)]
+mod striped_tests;
+#[cfg(test)]
 #[cfg(all(feature = "shm", target_os = "linux"))]
 mod tests;
 

@@ -13,6 +13,7 @@ use crate::link::peer_link::PeerLink;
 use crate::link::shm::ShmLink;
 use crate::link::socket;
 use crate::link::staging_buffer::StagingBuffer;
+use crate::link::striped_socket::{SEGMENT_BYTES, StripedSocket};
 
 /// The most pieces of a message that one system call takes.
 const PARTS_MAX: usize = 16;
@@ -24,6 +25,8 @@ pub(crate) struct Outbound {
     sent: usize,
     total: usize,
     pub(super) single_copy: SingleCopy,
+    /// The position of the next byte that each connection sends, if the message is striped.
+    next: Vec<usize>,
 }
 
 /// The state of a single-copy send.
@@ -40,17 +43,17 @@ pub(super) enum SingleCopy {
 impl Outbound {
     pub(crate) fn new(length: usize, call: &Fingerprint) -> Self {
         let (header, total) = (encode(length as u64, call), HEADER_BYTES + length);
-        Self { header, sent: 0, total, single_copy: SingleCopy::Off }
+        Self { header, sent: 0, total, single_copy: SingleCopy::Off, next: Vec::new() }
     }
 
     /// Creates the marker that tells that later messages come on the other link of this pair of ranks.
     pub(crate) fn moved() -> Self {
         let header = encode(MOVED, &Fingerprint::NONE);
-        Self { header, sent: 0, total: HEADER_BYTES, single_copy: SingleCopy::Off }
+        Self { header, sent: 0, total: HEADER_BYTES, single_copy: SingleCopy::Off, next: Vec::new() }
     }
 
     /// Allows a single-copy send if `wanted` is `true`.
-    pub(crate) const fn single_copy_if(self, wanted: bool) -> Self {
+    pub(crate) fn single_copy_if(self, wanted: bool) -> Self {
         let single_copy = if wanted { SingleCopy::Wanted } else { SingleCopy::Off };
         Self { single_copy, ..self }
     }
@@ -58,6 +61,11 @@ impl Outbound {
     /// Returns the number of bytes of the message.
     pub(crate) const fn length(&self) -> usize {
         self.total - HEADER_BYTES
+    }
+
+    #[cfg(test)]
+    pub(super) const fn header(&self) -> [u8; HEADER_BYTES] {
+        self.header
     }
 
     pub(crate) fn done(&self) -> bool {
@@ -69,7 +77,7 @@ impl Outbound {
         self.sent > 0 || self.single_copy == SingleCopy::Offered
     }
 
-    /// Returns how many bytes of the payload were sent.
+    /// Returns how many bytes of the payload were sent. If it is striped, later bytes may have been sent too.
     pub(super) fn payload_sent(&self) -> usize {
         self.sent.saturating_sub(HEADER_BYTES)
     }
@@ -82,7 +90,8 @@ impl Outbound {
         parts: &[&[u8]],
     ) -> Result<bool, LinkError> {
         match link {
-            PeerLink::Socket(stream) => self.push_to_socket(stream, staging, parts),
+            PeerLink::Socket(sockets) if sockets.stripes(self.total) => self.push_striped(sockets, parts),
+            PeerLink::Socket(sockets) => self.push_to_socket(sockets, staging, parts),
             PeerLink::Shm(memory) => self.push_to_memory(memory, parts),
         }
     }
@@ -156,28 +165,63 @@ impl Outbound {
 
     fn push_to_socket(
         &mut self,
-        stream: &Socket,
+        sockets: &mut StripedSocket,
         staging: &mut StagingBuffer,
         parts: &[&[u8]],
     ) -> Result<bool, LinkError> {
+        sockets.set_sending(1);
         let sent = if self.total <= COPIED_BYTES_MAX {
             let message = &mut staging.outgoing;
             message.clear();
             message.extend_from_slice(&self.header);
             parts.iter().for_each(|announce_other_size| message.extend_from_slice(announce_other_size));
-            socket::send(stream, &message[self.sent..])?
+            socket::send(sockets.first(), &message[self.sent..])?
         } else {
-            self.push_pieces(stream, parts)?
+            self.push_pieces(sockets.first(), parts, (self.sent, SEND_BYTES_MAX))?
         };
         self.sent += sent.unwrap_or(0);
         Ok(sent.is_some())
     }
 
-    fn push_pieces(&self, stream: &Socket, parts: &[&[u8]]) -> Result<Option<usize>, LinkError> {
+    /// Sends as much of the next segment of each connection as the connection accepts. A full connection does not delay
+    /// the others.
+    fn push_striped(&mut self, sockets: &mut StripedSocket, parts: &[&[u8]]) -> Result<bool, LinkError> {
+        let (count, total) = (sockets.count(), self.total);
+        if self.next.is_empty() {
+            self.next = (0..count).map(|index| total.min(index * SEGMENT_BYTES)).collect();
+        }
+        let (mut moved, mut sending) = (false, 0);
+        for index in 0..count {
+            // Nothing is sent before the first connection has a part of the header: until then the message may be
+            // given up.
+            let start = self.next[index];
+            let end = total.min((start / SEGMENT_BYTES + 1) * SEGMENT_BYTES);
+            if start < end && (index == 0 || self.next[0] > 0) {
+                let sent = self.push_pieces(sockets.socket(index), parts, (start, end - start))?;
+                moved |= sent.is_some();
+                self.next[index] += sent.unwrap_or(0);
+                if self.next[index] == end {
+                    self.next[index] = total.min(end + (count - 1) * SEGMENT_BYTES);
+                }
+            }
+            sending |= u64::from(self.next[index] < total) << index;
+        }
+        self.sent = self.next.iter().copied().min().expect("there is a connection");
+        sockets.set_sending(if self.sent == 0 { 1 } else { sending });
+        Ok(moved)
+    }
+
+    /// Sends at most `most` bytes of the message from position `start` on.
+    fn push_pieces(
+        &self,
+        stream: &Socket,
+        parts: &[&[u8]],
+        (start, most): (usize, usize),
+    ) -> Result<Option<usize>, LinkError> {
         let mut pieces = [IoSlice::new(&[]); PARTS_MAX];
         let mut count = 0;
-        let mut room = SEND_BYTES_MAX;
-        let mut skip = self.sent;
+        let mut room = most;
+        let mut skip = start;
         for announce_other_size in std::iter::once(&self.header[..]).chain(parts.iter().copied()) {
             let rest = &announce_other_size[skip.min(announce_other_size.len())..];
             skip -= announce_other_size.len() - rest.len();

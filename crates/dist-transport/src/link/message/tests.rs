@@ -227,7 +227,8 @@ fn a_sender_that_sleeps_until_its_message_is_copied_is_woken() {
     outbound.push(&mut from, staging, &[&sent]).unwrap();
     assert!(from.prepare_sleep(Activity::Send), "the peer has not copied it");
     let watch = |link: &PeerLink| {
-        let mut watched = [socket::watch(link, link.events(Activity::Send))];
+        let mut watched = Vec::new();
+        link.watch(Activity::Send, &mut watched);
         socket::poll(&mut watched, std::time::Duration::ZERO).unwrap()
     };
     assert!(!watch(&from));
