@@ -30,6 +30,8 @@ const CLOCK_OFFSET_MAX: Duration = Duration::from_millis(100);
 const SLOW: f64 = 0.5;
 /// Speed that a connection between hosts should be able to reach: 1 Gbit/s.
 const WANTED_GB_PER_S: f64 = 0.125;
+/// The most sockets per peer.
+const SOCKETS_MAX: f64 = 64.0;
 /// Time limit of a link's measurement with messages of one size. A single round trip may exceed it.
 const BUDGET: Duration = Duration::from_millis(500);
 
@@ -66,7 +68,11 @@ pub(super) fn look_around(config: &Config) -> Result<Option<MachineReport>, Erro
     now("measuring the links");
     let links = links(&mut comm, &pairs(&hosts), way)?;
     let window = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_wmem").ok();
-    findings.extend(link_findings(&links, &hosts, window.as_deref().and_then(window_in)));
+    let window = window
+        .as_deref()
+        .and_then(window_in)
+        .map(|of_one| Window { of_one, sockets: config.sockets_per_peer() });
+    findings.extend(link_findings(&links, &hosts, window));
     now("comparing the clocks");
     findings.extend(clocks(&mut comm, &hosts, system_time)?);
     let leaders = leaders(&hosts);
@@ -164,24 +170,37 @@ impl MeasuredLink {
         Finding { rank: *high, ..Finding::new("link", found) }.but_if(is_slow, advice)
     }
 
-    /// Returns a finding with advice if the system lets one connection send so few bytes per round trip that they limit
-    /// its speed. `window` is that number of bytes.
-    fn window_finding(&self, window: u64) -> Option<Finding> {
+    /// Returns a finding with advice if the system lets the connections of a link send so few bytes per round trip that they
+    /// limit its speed.
+    fn window_finding(&self, Window { of_one, sockets }: Window) -> Option<Finding> {
         let round_trip = 2.0 * self.us * 1e-6;
-        let most = window as f64 / round_trip / 1e9;
-        let needed = (WANTED_GB_PER_S * 1e9 * round_trip).round();
+        let speed_of_one = of_one as f64 / round_trip / 1e9;
+        let most = speed_of_one * sockets as f64;
+        let needed = (WANTED_GB_PER_S * 1e9 * round_trip / sockets as f64).round();
         let found = format!(
-            "to rank {}: {window} bytes per round trip of {:.1} ms, {} at most",
+            "to rank {}: {} bytes per round trip of {:.1} ms, {} at most",
             self.low,
+            of_one * sockets as u64,
             round_trip * 1e3,
             speed(most)
         );
         let advice = format!(
-            "on both machines: sysctl -w net.ipv4.tcp_wmem='4096 16384 {needed}' net.ipv4.tcp_rmem='4096 131072 {needed}'"
+            "on both machines: sysctl -w net.ipv4.tcp_wmem='4096 16384 {needed}' net.ipv4.tcp_rmem='4096 131072 {needed}'; or \
+             on every rank: DIST_SOCKETS_PER_PEER={}",
+            (WANTED_GB_PER_S / speed_of_one).ceil().min(SOCKETS_MAX)
         );
         let finding = || Finding { rank: self.high, ..Finding::new("window", found) }.but(advice);
         (most < WANTED_GB_PER_S).then(finding)
     }
+}
+
+/// The most bytes that a link may have in flight.
+#[derive(Debug, Clone, Copy)]
+struct Window {
+    /// The most bytes of one connection.
+    of_one: u64,
+    /// The number of connections.
+    sockets: usize,
 }
 
 /// Returns the most bytes that the system lets a connection have under way, by the text of
@@ -196,7 +215,7 @@ pub(super) fn speed(gb_per_s: f64) -> String {
 
 /// Returns the findings of links. Those between hosts are compared with each other, and with the bytes that a connection
 /// may have under way, if they are known.
-fn link_findings(links: &[MeasuredLink], hosts: &[u64], window: Option<u64>) -> Vec<Finding> {
+fn link_findings(links: &[MeasuredLink], hosts: &[u64], window: Option<Window>) -> Vec<Finding> {
     let is_between = |link: &&MeasuredLink| hosts[link.low] != hosts[link.high];
     let mut speeds: Vec<f64> = links.iter().filter(is_between).map(|link| link.gb_per_s).collect();
     speeds.sort_by(f64::total_cmp);
@@ -374,7 +393,7 @@ mod tests {
         let link =
             |low, high, gb_per_s| MeasuredLink { low, high, way: "TCP".to_owned(), us: 30.0, gb_per_s };
         let links = [link(0, 1, 9.0), link(0, 2, 1.0), link(0, 4, 0.3), link(2, 4, 1.1)];
-        let findings = link_findings(&links, &[7, 7, 8, 8, 9], Some(4 << 20));
+        let findings = link_findings(&links, &[7, 7, 8, 8, 9], Some(Window { of_one: 4 << 20, sockets: 1 }));
         let advised: Vec<bool> = findings.iter().map(|finding| finding.advice.is_some()).collect();
         assert_eq!(advised, [false, false, true, false]);
     }
@@ -382,14 +401,21 @@ mod tests {
     #[test]
     fn a_connection_that_the_system_limits_on_a_long_link_has_advice() {
         let link = |high, us| MeasuredLink { low: 0, high, way: "TCP".to_owned(), us, gb_per_s: 0.01 };
-        let window = window_in("4096\t16384\t4194304\n");
-        let findings =
-            link_findings(&[link(1, 0.3), link(2, 5000.0), link(3, 50_000.0)], &[0, 0, 1, 2], window);
-        let windows: Vec<&Finding> = findings.iter().filter(|finding| finding.check == "window").collect();
-        let [finding] = windows[..] else { panic!("{findings:?}") };
+        let of_one = window_in("4096\t16384\t4194304\n").unwrap();
+        let windows = |sockets| -> Vec<Finding> {
+            let links = [link(1, 0.3), link(2, 5000.0), link(3, 50_000.0)];
+            let findings = link_findings(&links, &[0, 0, 1, 2], Some(Window { of_one, sockets }));
+            findings.into_iter().filter(|finding| finding.check == "window").collect()
+        };
+        let [finding] = &windows(1)[..] else { panic!("{:?}", windows(1)) };
         assert_eq!(finding.rank, 3);
         assert_eq!(finding.found, "to rank 0: 4194304 bytes per round trip of 100.0 ms, 41.94 MB/s at most");
-        assert!(finding.advice.as_ref().is_some_and(|advice| advice.contains("'4096 16384 12500000'")));
+        let advice = finding.advice.as_deref().unwrap_or_default();
+        assert!(
+            advice.contains("'4096 16384 12500000'") && advice.ends_with("DIST_SOCKETS_PER_PEER=3"),
+            "{advice}"
+        );
+        assert!(windows(3).is_empty(), "three connections are enough");
     }
 
     #[test]
