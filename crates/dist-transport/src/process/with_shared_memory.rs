@@ -66,6 +66,8 @@ struct HostGroup {
     transport: ProcessTransport,
     /// Their numbers in the world of the other transport.
     in_world: Vec<usize>,
+    /// The same numbers of all ranks of the host. Errors and aborts of a fork name ranks of the host, not of the fork.
+    of_host: Arc<[usize]>,
     /// `true` if all ranks of the group are on this host.
     is_all: bool,
 }
@@ -111,8 +113,9 @@ impl WithSharedMemory {
             .with_external_coordinator()
             .with_timeout(self.messages.runtime().remaining(due.deadline()));
         let transport = ProcessTransport::join(&config)?;
-        let in_world = here.iter().map(|&peer| self.messages.members()[peer]).collect();
-        self.host = Some(HostGroup { transport, in_world, is_all: here.len() == hosts.len() });
+        let in_world: Vec<usize> = here.iter().map(|&peer| self.messages.members()[peer]).collect();
+        let of_host = in_world.clone().into();
+        self.host = Some(HostGroup { transport, in_world, of_host, is_all: here.len() == hosts.len() });
         Ok(())
     }
 
@@ -193,7 +196,7 @@ impl HostGroup {
     }
 
     fn abort_in_world(&self, abort: Abort) -> Abort {
-        let in_world = |rank: usize| self.in_world.get(rank).copied().unwrap_or(rank);
+        let in_world = |rank: usize| self.of_host.get(rank).copied().unwrap_or(rank);
         Abort { rank: in_world(abort.rank), reporter: in_world(abort.reporter), ..abort }
     }
 
@@ -203,7 +206,7 @@ impl HostGroup {
             Error::Aborted(abort) => Error::Aborted(self.abort_in_world(abort)),
             mut error => {
                 if let Some(peer) = error.peer_mut() {
-                    *peer = self.in_world.get(*peer).copied().unwrap_or(*peer);
+                    *peer = self.of_host.get(*peer).copied().unwrap_or(*peer);
                 }
                 error
             }
@@ -228,7 +231,7 @@ impl HostGroup {
         let forked = self.transport.fork_local_own(&places, number);
         let transport = forked.map_err(|error| self.in_world(error))?;
         let in_world = places.iter().map(|&place| self.in_world[place]).collect();
-        Ok(Some(Self { transport, in_world, is_all: true }))
+        Ok(Some(Self { transport, in_world, of_host: self.of_host.clone(), is_all: true }))
     }
 
     fn memory(&self) -> &dyn ShmGroup {
@@ -319,6 +322,7 @@ impl ForwardingTransport for WithSharedMemory {
         let of_child = forked.filter(|_| are_here && places.len() > 1).map(|transport| HostGroup {
             transport,
             in_world: places.iter().map(in_world).collect(),
+            of_host: host.of_host.clone(),
             is_all: true,
         });
         Ok(child.map(|messages| -> Box<dyn Transport> {

@@ -209,6 +209,9 @@ mod memory_beside {
             messages_go_round_a_ring
             a_rank_exchanges_with_itself
         }
+        waits {
+            a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer
+        }
     }
 }
 
