@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use super::outcome::Outcome;
 use crate::forwarding::ForwardingTransport;
 use crate::shm_group::{Reach, ShmGroup};
 use crate::{Allocation, LazyDeadline, Result, Transport};
@@ -32,11 +33,27 @@ pub trait Fabric: Sync {
         1
     }
 
+    /// Returns the processes of the fabric if each rank is a process of its own. Then all processes check the same
+    /// promises in the same order, and [`run`](Self::run) runs the program of this process's rank only, if the
+    /// world has this rank.
+    fn processes(&self) -> Option<&dyn Processes> {
+        None
+    }
+
     /// Returns a timeout for waits that must time out. It is long enough for a message to arrive in the
     /// meantime, if one is sent.
     fn short(&self) -> Duration {
         Duration::from_millis(50)
     }
+}
+
+/// The processes of a fabric whose ranks are processes.
+pub trait Processes {
+    /// Returns the number of processes. Programs of larger worlds do not run.
+    fn count(&self) -> usize;
+
+    /// Sends the bytes of this process to all, and returns the bytes of each process in the order of their ranks.
+    fn all_gather(&self, own: &[u8]) -> Vec<Vec<u8>>;
 }
 
 /// The program of each rank.
@@ -48,12 +65,16 @@ pub(super) struct Backend(pub(super) &'static dyn Fabric);
 
 impl Backend {
     /// Runs `program` on every rank, and `verify` on the results of the ranks, in rank order.
-    pub(super) fn check<T: Send + 'static>(
+    pub(super) fn check<T: Outcome + Send + 'static>(
         self,
         world_size: usize,
         program: impl Fn(Box<dyn Transport>) -> T + Send + Sync + 'static,
         verify: impl Fn(Vec<T>),
     ) {
+        let processes = self.0.processes();
+        if processes.is_some_and(|processes| processes.count() < world_size) {
+            return;
+        }
         let program = Arc::new(program);
         for run in 0..self.0.runs() {
             let results: Arc<Mutex<Vec<Option<T>>>> =
@@ -66,7 +87,10 @@ impl Backend {
                 of_ranks.lock().unwrap_or_else(PoisonError::into_inner)[rank] = Some(result);
             };
             self.0.run(run, world_size, Arc::new(keep));
-            let results = std::mem::take(&mut *results.lock().unwrap_or_else(PoisonError::into_inner));
+            let mut results = std::mem::take(&mut *results.lock().unwrap_or_else(PoisonError::into_inner));
+            if let Some(processes) = processes {
+                results = all_gather(processes, results);
+            }
             verify(
                 results
                     .into_iter()
@@ -80,6 +104,15 @@ impl Backend {
     pub(super) fn short(self) -> Duration {
         self.0.short()
     }
+}
+
+/// Exchanges the results of processes, each of which has at most one.
+fn all_gather<T: Outcome>(processes: &dyn Processes, results: Vec<Option<T>>) -> Vec<Option<T>> {
+    let world_size = results.len();
+    let mut own = Vec::new();
+    results.into_iter().flatten().next().encode(&mut own);
+    let all = processes.all_gather(&own);
+    all.iter().take(world_size).map(|bytes| Outcome::decode(&mut &bytes[..])).collect()
 }
 
 /// A transport of a fabric that offers the memory which the fabric has stated.

@@ -40,12 +40,13 @@ mod forks;
 mod many_messages;
 mod matched;
 mod messages;
+mod outcome;
 mod shm_group;
 mod store;
 mod unchecked;
 mod waits;
 
-pub use backend::{Fabric, TransportProgram};
+pub use backend::{Fabric, Processes, TransportProgram};
 pub use unchecked::Unchecked;
 
 /// Makes a test of each promise of [`conformance`](mod@crate::conformance), for the [`Fabric`] given as a
@@ -177,6 +178,11 @@ type Promise = (&'static str, fn(&'static dyn Fabric));
 
 /// The promises by their names. A promise that is not listed is never used, of which the compiler warns.
 const PROMISES: &[Promise] = conformance! { @all @table };
+
+/// Returns the names of all promises.
+pub fn promises() -> impl Iterator<Item = &'static str> {
+    PROMISES.iter().map(|(name, _)| *name)
+}
 
 /// Checks the promise with this name, which is that of its module and of its test.
 ///

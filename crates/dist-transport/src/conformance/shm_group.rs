@@ -46,7 +46,7 @@ pub(super) fn all_ranks_of_a_group_share_memory_or_none_does(fabric: &'static dy
             assert_eq!(transport.shm_group(&due).unwrap().map(|shm_group| shm_group.shared()), shared);
             // Other ranks may still be agreeing.
             exchange_a_byte_with_all(&mut *transport).unwrap();
-            shared
+            shared.map(|shared| format!("{shared:?}"))
         };
         backend.check(world_size, program, |shared| assert!(shared.iter().all(|one| *one == shared[0])));
     }
