@@ -12,8 +12,8 @@ cargo xtask mpi
 Checks dist-mpi with Open MPI and with MPICH, if they are installed, and prints how long that took. It is no
 default member, because it needs an installed MPI. If packages are missing, their names are printed.
 With the first library: clippy, documents, the unit tests, which need no mpirun, and a program of the crate
-dist with DIST_TRANSPORT=mpi. With each: the promises of the transport and a part of the matrix in real
-processes, 2 and 4 of them, and a process that dies.
+dist with DIST_TRANSPORT=mpi. With each: the promises of the transport, as the conformance suite states
+them, in 4 real processes, a part of the matrix in 2 and in 4, and a process that dies.
 Each library has a target folder of its own, target/mpi and target/mpich.";
 
 /// An MPI library as Debian installs it.
@@ -88,6 +88,9 @@ pub(crate) fn run() -> Result<(), Failure> {
     for library in installed {
         let name = if library.folder == "mpi" { "mpi: jobs of Open MPI" } else { "mpi: jobs of MPICH" };
         steps.step(name, || run_jobs(library))?;
+        let name =
+            if library.folder == "mpi" { "mpi: promises of Open MPI" } else { "mpi: promises of MPICH" };
+        steps.step(name, || check_promises(library))?;
     }
     steps.summary();
     Ok(())
@@ -105,6 +108,14 @@ fn run_jobs(library: &Library) -> Result<(), Failure> {
         CASES.iter().try_for_each(|case| show(&mut job(library, world, &program, case)))?;
     }
     check_death(&mut job(library, "4", &program, &["death"]))
+}
+
+/// Runs the conformance suite with one process per rank. The launcher starts the test program instead of cargo.
+fn check_promises(library: &Library) -> Result<(), Failure> {
+    let launcher = [&[library.launcher], library.options, &["-n", "4"]].concat();
+    let mut test = with(library, "test --quiet --package dist-mpi --lib")?;
+    test.args(["--config", &format!("target.'cfg(all())'.runner = {launcher:?}")]);
+    show(test.args(["--", "--ignored", "--test-threads=1"]))
 }
 
 /// Starts a job whose launcher must end all processes and return exit code 9 after one process has exited

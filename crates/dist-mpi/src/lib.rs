@@ -4,6 +4,8 @@
 mod conformance_tests;
 mod endpoint;
 mod library;
+#[cfg(test)]
+mod process_tests;
 mod records;
 mod transport;
 mod wire;

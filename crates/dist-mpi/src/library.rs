@@ -27,11 +27,19 @@ const RECEIVES: std::ops::RangeInclusive<usize> = 8..=64;
 /// A packet of at most this size is copied when it arrives, so that the queue needs no more memory than it.
 const SMALL: usize = 8 * 1024;
 
+/// Receives the world once it is connected, or the reason why it is not.
+pub(crate) type Started<'a> = &'a dyn Fn(Result<Arc<World>, Error>);
+
 /// Initialises MPI on a thread of its own, which also finalises it.
 pub(crate) fn start() -> Result<Arc<World>, Error> {
+    spawn(own_library)
+}
+
+/// Runs `owner` on a thread of its own, and returns the world that it starts.
+pub(crate) fn spawn(owner: impl FnOnce(Started<'_>) + Send + 'static) -> Result<Arc<World>, Error> {
     let runtime = Runtime::system();
     let (ready, mut started) = runtime.mailbox();
-    let owner = move || own_library(&|world| ready.send(world));
+    let owner = move || owner(&|world| ready.send(world));
     let task = runtime.spawn("dist-mpi", owner).map_err(Error::Thread)?;
     let world: Result<Arc<World>, Error> = started.receive(None).map_err(|_| Error::Ended)?;
     let world = world?;
@@ -40,16 +48,20 @@ pub(crate) fn start() -> Result<Arc<World>, Error> {
 }
 
 /// Runs the thread that owns MPI, from its initialisation to its end.
-fn own_library(started: &dyn Fn(Result<Arc<World>, Error>)) {
+fn own_library(started: Started<'_>) {
     let Some((universe, level)) = initialize_with_threading(Threading::Serialized) else {
         return started(Err(Error::AlreadyInitialized));
     };
     if level < Threading::Serialized {
         return started(Err(Error::ThreadLevel { level: format!("{level:?}") }));
     }
-    let comm = universe.world().duplicate();
-    let (rank, placement) = (index(comm.rank()), placement(&comm));
-    let wire = match MpiWire::new(&comm, placement.len()) {
+    serve(&universe.world().duplicate(), started);
+}
+
+/// Connects the processes of a communicator, and serves this one until all have left.
+pub(crate) fn serve(comm: &SimpleCommunicator, started: Started<'_>) {
+    let (rank, placement) = (index(comm.rank()), placement(comm));
+    let wire = match MpiWire::new(comm, placement.len()) {
         Ok(wire) => wire,
         Err(error) => return started(Err(Error::Library(error))),
     };
@@ -98,7 +110,7 @@ fn own_cores() -> [u64; CORE_WORDS] {
     cores
 }
 
-fn index(number: c_int) -> usize {
+pub(crate) fn index(number: c_int) -> usize {
     usize::try_from(number).expect("MPI counts from 0")
 }
 
