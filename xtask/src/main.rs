@@ -32,7 +32,7 @@ cargo xtask COMMAND [OPTIONS]      cargo xtask COMMAND --help
   hosts    run a program as ranks on several hosts, which are network namespaces of this machine
   compare  compare times with those of other libraries, measured in the same run               [--ops LIST]
   burn     check and test dist-burn, which is no default member
-  mpi      check and test dist-mpi, which is no default member, with each installed MPI
+  mpi      check and test dist-mpi, which is no default member, with each installed MPI          [--all]
   torch    check and test dist-torch, which is no default member, with PyTorch                 [--all]
   bench    run the criterion benches, one file per algorithm                                   [--filter TEXT]
   book     check the guide and build it into target/book                                       [--write]
@@ -68,7 +68,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
     match command.as_str() {
         "ci" => with_help(arguments, ci::HELP, ci::run),
         "burn" => with_help(arguments, burn::HELP, burn::run),
-        "mpi" => with_help(arguments, mpi::HELP, mpi::run),
+        "mpi" => mpi::run(arguments),
         "test" => with_help(arguments, test::HELP, test::run),
         "book" => book::run(arguments),
         "docs" => with_help(arguments, docs::HELP, docs::run),

@@ -4,16 +4,17 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::command::{Failure, Steps, cargo, print, show, target_folder};
+use crate::command::{Failure, Steps, cargo, print, print_help, show, target_folder};
 
 pub(crate) const HELP: &str = "\
-cargo xtask mpi
+cargo xtask mpi [--all]
 
 Checks dist-mpi with Open MPI and with MPICH, if they are installed, and prints how long that took. It is no
 default member, because it needs an installed MPI. If packages are missing, their names are printed.
 With the first library: clippy, documents, the unit tests, which need no mpirun, and a program of the crate
 dist with DIST_TRANSPORT=mpi. With each: the promises of the transport, as the conformance suite states
 them, in 4 real processes, a part of the matrix in 2 and in 4, and a process that dies.
+  --all  the whole matrix in 4 processes instead of a part, which takes about 3 minutes with each library
 Each library has a target folder of its own, target/mpi and target/mpich.";
 
 /// An MPI library as Debian installs it.
@@ -46,7 +47,7 @@ const LIBRARIES: [Library; 2] = [
     },
 ];
 
-/// The cases of the example `mpi_check`, each a job of its own. The whole matrix would take ten minutes.
+/// The cases of the example `mpi_check`, each a job of its own.
 const CASES: &[&[&str]] = &[
     &["messages"],
     &["threads"],
@@ -56,14 +57,30 @@ const CASES: &[&[&str]] = &[
     &["leaver"],
     &["panic"],
     &["memory"],
-    &["matrix", "f32"],
-    &["matrix", "all_to_all"],
-    &["matrix", "bf16/sum"],
 ];
 
-const WORLDS: [&str; 2] = ["2", "4"];
+/// A part of the matrix.
+const MATRIX: &[&[&str]] = &[&["matrix", "f32"], &["matrix", "all_to_all"], &["matrix", "bf16/sum"]];
 
-pub(crate) fn run() -> Result<(), Failure> {
+/// The whole matrix, in the larger world.
+const WHOLE_MATRIX: &[&str] = &["matrix"];
+
+const LARGE_WORLD: &str = "4";
+const WORLDS: [&str; 2] = ["2", LARGE_WORLD];
+
+pub(crate) fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
+    let mut is_whole = false;
+    while let Some(argument) = arguments.next()? {
+        match argument {
+            lexopt::Arg::Long("help") | lexopt::Arg::Short('h') => return print_help(HELP),
+            lexopt::Arg::Long("all") => is_whole = true,
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    check(is_whole)
+}
+
+fn check(is_whole: bool) -> Result<(), Failure> {
     let (installed, missing): (Vec<_>, Vec<_>) =
         LIBRARIES.iter().partition(|library| is_installed(library.compiler));
     for library in &missing {
@@ -87,7 +104,7 @@ pub(crate) fn run() -> Result<(), Failure> {
     steps.step("mpi: a program of dist", || run_program(first))?;
     for library in installed {
         let name = if library.folder == "mpi" { "mpi: jobs of Open MPI" } else { "mpi: jobs of MPICH" };
-        steps.step(name, || run_jobs(library))?;
+        steps.step(name, || run_jobs(library, is_whole))?;
         let name =
             if library.folder == "mpi" { "mpi: promises of Open MPI" } else { "mpi: promises of MPICH" };
         steps.step(name, || check_promises(library))?;
@@ -100,19 +117,24 @@ fn is_installed(program: &str) -> bool {
     Command::new(program).arg("-show").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
 }
 
-/// Starts every case in each world.
-fn run_jobs(library: &Library) -> Result<(), Failure> {
+/// Starts every case in each world, and the matrix or a part of it.
+fn run_jobs(library: &Library, is_whole: bool) -> Result<(), Failure> {
     show(&mut with(library, "build --quiet --package dist-mpi --example mpi_check")?)?;
     let program = folder(library)?.join("debug/examples/mpi_check");
+    let matrix = if is_whole { &[][..] } else { MATRIX };
     for world in WORLDS {
-        CASES.iter().try_for_each(|case| show(&mut job(library, world, &program, case)))?;
+        let cases = CASES.iter().chain(matrix);
+        cases.into_iter().try_for_each(|case| show(&mut job(library, world, &program, case)))?;
     }
-    check_death(&mut job(library, "4", &program, &["death"]))
+    if is_whole {
+        show(&mut job(library, LARGE_WORLD, &program, WHOLE_MATRIX))?;
+    }
+    check_death(&mut job(library, LARGE_WORLD, &program, &["death"]))
 }
 
 /// Runs the conformance suite with one process per rank. The launcher starts the test program instead of cargo.
 fn check_promises(library: &Library) -> Result<(), Failure> {
-    let launcher = [&[library.launcher], library.options, &["-n", "4"]].concat();
+    let launcher = [&[library.launcher], library.options, &["-n", LARGE_WORLD]].concat();
     let mut test = with(library, "test --quiet --package dist-mpi --lib")?;
     test.args(["--config", &format!("target.'cfg(all())'.runner = {launcher:?}")]);
     show(test.args(["--", "--ignored", "--test-threads=1"]))
