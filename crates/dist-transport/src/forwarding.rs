@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::native::NativeCollectives;
 use crate::shm_group::ShmGroup;
 use crate::{
     Abort, Allocation, Cause, ChannelId, Combine, Fingerprint, Inbox, Incoming, LazyDeadline, Outgoing,
@@ -160,6 +161,11 @@ pub trait ForwardingTransport: Send + fmt::Debug {
         self.inner_mut().shm_group(due)
     }
 
+    /// See [`Transport::native`].
+    fn native(&mut self) -> Option<&mut dyn NativeCollectives> {
+        self.inner_mut().native()
+    }
+
     /// See [`Transport::allocate`].
     fn allocate(&mut self, bytes: usize) -> Option<Allocation> {
         self.inner_mut().allocate(bytes)
@@ -266,6 +272,10 @@ impl<T: ForwardingTransport> Transport for T {
 
     fn shm_group(&mut self, due: &LazyDeadline<'_>) -> Result<Option<&mut dyn ShmGroup>> {
         ForwardingTransport::shm_group(self, due)
+    }
+
+    fn native(&mut self) -> Option<&mut dyn NativeCollectives> {
+        ForwardingTransport::native(self)
     }
 
     fn allocate(&mut self, bytes: usize) -> Option<Allocation> {

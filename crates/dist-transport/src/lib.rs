@@ -24,6 +24,7 @@ mod host_memory;
 mod inbox;
 #[cfg(feature = "tcp")]
 mod link;
+pub mod native;
 mod owned;
 #[cfg(feature = "tcp")]
 pub mod process;

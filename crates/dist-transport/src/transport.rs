@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::Add;
 
+use crate::native::NativeCollectives;
 use crate::shm_group::ShmGroup;
 use crate::{
     Abort, Allocation, Cause, ChannelId, Fingerprint, Inbox, LazyDeadline, Rank, Result, Runtime, Store,
@@ -181,6 +182,12 @@ pub trait Transport: Send + fmt::Debug {
     /// If the ranks do not reach an agreement by the deadline.
     fn shm_group(&mut self, _due: &LazyDeadline<'_>) -> Result<Option<&mut dyn ShmGroup>> {
         Ok(None)
+    }
+
+    /// Returns the collectives that a library below the transport executes, if the ranks have chosen that. Every rank of
+    /// the group returns the same.
+    fn native(&mut self) -> Option<&mut dyn NativeCollectives> {
+        None
     }
 
     /// Allocates this many zeroed bytes that the other ranks of this host can map, on every channel of the
