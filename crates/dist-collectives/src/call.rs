@@ -176,7 +176,7 @@ pub struct Call {
     /// The rank in the world that it starts from or ends at, if there is one. For a message, it is the sender, if
     /// it is known.
     pub root: Option<u32>,
-    /// The algorithm, if the operation has more than one.
+    /// The algorithm, if the operation has more than one and is not executed by a library below the transport.
     pub algorithm: Option<Algorithm>,
     /// The order of the reduction, if there is one.
     pub order: Option<ReductionOrder>,
@@ -275,6 +275,9 @@ impl Call {
         // The digest contains the name of the operation.
         let custom = differ(self.sizes, other.sizes, |digest| format!("custom operation {digest:016x}"))
             .filter(|_| self.op == Some(ReduceKind::Custom));
+        // The library below a transport has algorithms of its own.
+        let algorithm =
+            |algorithm: Option<Algorithm>| algorithm.map_or("that of a library", Algorithm::name).to_owned();
         let fields = [
             ("calls", differ(calls[0], calls[1], |operation| operation.to_string()), ""),
             ("types", differ(self.element, other.element, named), "type"),
@@ -284,7 +287,11 @@ impl Call {
             ("operations", custom, "operation, of the same name, and lengths"),
             ("roots", differ(self.root, other.root, named), "root"),
             ("orders", differ(self.order, other.order, named), "order of reduction"),
-            ("algorithms", differ(self.algorithm, other.algorithm, named), "algorithm and DIST_CROSSOVERS"),
+            (
+                "algorithms",
+                differ(self.algorithm, other.algorithm, algorithm),
+                "algorithm and DIST_CROSSOVERS",
+            ),
         ];
         fields.into_iter().find_map(|(what, values, argument)| {
             values.map(|(of_first, of_second)| (what, of_first, of_second, argument))

@@ -37,7 +37,8 @@ impl Communicator {
     /// `bytes` is the size of the buffer that holds every rank's part.
     ///
     /// The ranks find out in their first operation if they share memory. Before that, the result assumes that they
-    /// do not.
+    /// do not. Calls that the transport gives to a library below it, such as MPI, have no algorithm of this table; they
+    /// are not considered here.
     ///
     /// # Errors
     /// The error of the operation, if the forced algorithm does not support it.

@@ -57,6 +57,9 @@ pub enum Error {
     /// The layout of the transport's shared memory differs from the layout that the ranks of the group had agreed on.
     #[error("the transport's shared memory has another layout than the ranks of the group have agreed on")]
     Sharing,
+    /// The transport has no collectives of a library any more, although it had them when the call was compiled.
+    #[error("the transport has no collectives of a library any more: it must offer them as long as it exists")]
+    Native,
     /// The read is outside of the window.
     #[error("window: {elements} elements from {start} on are not among its {len}")]
     OutsideWindow {

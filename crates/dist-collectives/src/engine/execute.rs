@@ -63,6 +63,10 @@ impl Engine {
         match &self.plan_cache.get(plan).program {
             Program::Fused(_) => self.run_fused(plan, memory.buffer.elements(), arithmetic, due),
             Program::Direct(_) => self.run_direct(plan, memory, arithmetic, due),
+            Program::Native(_) => {
+                arithmetic.finish(self.run_native(plan, memory, due)?);
+                Ok(())
+            }
             Program::Messages(_) => {
                 let finish = |sums: &mut [u8]| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums));
                 let combine = &mut arithmetic.combine::<T>();

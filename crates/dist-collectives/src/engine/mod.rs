@@ -15,6 +15,7 @@ mod direct_access;
 mod execute;
 mod memory;
 mod messages;
+mod native;
 mod outstanding;
 mod plan_cache;
 mod rank_layout;

@@ -7,6 +7,7 @@ use dist_algos::{
     Algorithm, AlgorithmTable, Chunks, CollectiveKind, CostModel, MessageAlgorithm, Phases, RunError, Source,
     Step, ValidatedSteps,
 };
+use dist_transport::native::NativeCollective;
 use dist_transport::{Fingerprint, Transport};
 
 use super::direct_access::CheckedPlan;
@@ -102,6 +103,14 @@ impl Collective {
         }
     }
 
+    /// Returns the memory that holds the data for other ranks, if the operation can use shared memory.
+    const fn source(self) -> Source {
+        match self {
+            Self::Direct(collective) => collective.source(),
+            _ => Source::Buffer,
+        }
+    }
+
     /// Returns the kind of the operation.
     #[inline(always)]
     pub(super) const fn kind(self) -> CollectiveKind {
@@ -118,9 +127,9 @@ impl Collective {
 
 /// The caller's preferences for the algorithm.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Preferences {
-    order: ReductionOrder,
-    forced: Option<Algorithm>,
+pub(super) struct Preferences {
+    pub(super) order: ReductionOrder,
+    pub(super) forced: Option<Algorithm>,
 }
 
 /// The number of a compiled call in the [`PlanCache`]. It is valid until another call is compiled.
@@ -161,6 +170,8 @@ pub(super) enum Program {
     Fused(CheckedPlan),
     /// On shared memory, step by step.
     Direct(CheckedPlan),
+    /// By the library below the transport.
+    Native(NativeCollective),
     Messages(CompiledSchedule),
 }
 
@@ -182,7 +193,7 @@ pub(super) struct CompiledSchedule {
 }
 
 impl CompiledCall {
-    fn new(
+    pub(super) fn new(
         key: CallKey,
         preferences: Preferences,
         program: Program,
@@ -197,7 +208,7 @@ impl CompiledCall {
     fn fits(&self, key: &CallKey, preferences: Preferences, model: &CostModel) -> bool {
         let fits = self.key == *key && self.preferences == preferences;
         fits && match &self.program {
-            Program::Fused(_) | Program::Direct(_) => true,
+            Program::Fused(_) | Program::Direct(_) | Program::Native(_) => true,
             Program::Messages(schedule) => schedule.model == *model,
         }
     }
@@ -230,6 +241,7 @@ impl CompiledCall {
         match &self.program {
             Program::Fused(_) => false,
             Program::Direct(checked) => checked.plan().collective().source() == Source::Input,
+            Program::Native(_) => self.key.collective.source() == Source::Input,
             Program::Messages(schedule) => schedule.steps.send_from_input(),
         }
     }
@@ -250,6 +262,12 @@ impl CompiledCall {
             unreachable!("{NOT_DIRECT}")
         };
         checked.plan()
+    }
+
+    /// Returns the collective of a call that the library below the transport executes.
+    pub(super) fn native(&self) -> NativeCollective {
+        let Program::Native(collective) = self.program else { unreachable!("{NOT_NATIVE}") };
+        collective
     }
 
     /// Returns the schedule of a call by messages.
@@ -373,7 +391,8 @@ impl Engine {
         if is_other && key.count as u64 >> COUNT_BITS != 0 {
             return Err(Error::TotalCount { operation: key.collective.kind().into() });
         }
-        let compiled = match self.compile_direct(key, preferences, part_bytes_max, options)? {
+        let direct = self.compile_direct(key, preferences, part_bytes_max, options)?;
+        let compiled = match direct.or_else(|| self.compile_native(key, preferences)) {
             Some(compiled) => compiled,
             None => self.compile_messages(key, preferences, options)?,
         };
@@ -477,6 +496,7 @@ impl Engine {
 }
 
 const NOT_DIRECT: &str = "only direct programs are executed on shared memory";
+const NOT_NATIVE: &str = "only native programs are executed by the library below the transport";
 const NOT_MESSAGES: &str = "only programs by messages are executed as messages";
 
 /// Maximum number of cached plans.

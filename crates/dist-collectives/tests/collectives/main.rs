@@ -23,6 +23,7 @@ mod independent_messages;
 mod logical;
 mod messages;
 mod mismatches;
+mod native;
 mod oracle;
 mod parity;
 mod pending;
