@@ -296,6 +296,8 @@ fn join(
     timeout: Duration,
 ) -> Result<Group, Failure> {
     let mut config = Config::new(rank, world_size, address)?.with_job(job).with_timeout(timeout);
+    // PyTorch computes with threads of its own.
+    config = config.with_thread_warning(false);
     if world_size > 1 {
         config = config.with_external_coordinator();
     }

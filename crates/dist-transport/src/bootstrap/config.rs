@@ -31,6 +31,7 @@ pub struct Config {
     pub(crate) medium: Medium,
     pub(crate) reach: Reach,
     pub(crate) sockets_per_peer: u16,
+    pub(crate) warns_of_threads: bool,
 }
 
 /// The medium that carries messages between the processes of a job.
@@ -93,6 +94,7 @@ impl Config {
             medium: Medium::Auto,
             reach: Reach::Write,
             sockets_per_peer: 1,
+            warns_of_threads: true,
         })
     }
 
@@ -275,6 +277,13 @@ impl Config {
     pub fn with_sockets_per_peer(self, sockets: usize) -> Self {
         let sockets_per_peer = u16::try_from(sockets.clamp(1, SOCKETS_MAX)).expect("it is at most 64");
         Self { sockets_per_peer, ..self }
+    }
+
+    /// Sets whether this process logs a warning if it has more threads of rayon than its share of the cores. The default is
+    /// `true`. A program that computes with threads of another library, such as PyTorch, sets `false`.
+    #[must_use]
+    pub fn with_thread_warning(self, warns: bool) -> Self {
+        Self { warns_of_threads: warns, ..self }
     }
 
     /// Returns the medium of messages.

@@ -89,6 +89,7 @@ fn new_session(
         liveness_between_hosts: config.liveness(false),
         medium: config.medium,
         sockets_per_peer: config.sockets_per_peer,
+        warns_of_threads: config.warns_of_threads,
         link_attempts: AtomicU32::new(0),
         reach: config.reach,
         heap: Arc::default(),

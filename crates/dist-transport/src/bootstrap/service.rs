@@ -80,7 +80,7 @@ impl Service {
             returns_memory: false,
             hang_up_limit: None,
             far_coordinator: coordinator.filter(|_| is_far),
-            threads: ThreadWatch::new(runtime),
+            threads: ThreadWatch::new(runtime, session.warns_of_threads),
             watched: Vec::new(),
             unwatched: HashSet::from([session.rank.index()]),
             store_inbox: StoreInbox::default(),

@@ -68,6 +68,8 @@ pub(crate) struct Session {
     pub(crate) medium: Medium,
     /// The number of TCP connections of a link, the same on all ranks.
     pub(crate) sockets_per_peer: u16,
+    /// Whether this process warns of more threads than its share of the cores.
+    pub(crate) warns_of_threads: bool,
     /// The number of links that this process has tried to open over TCP.
     pub(crate) link_attempts: AtomicU32,
     /// Ranks of this host with which memory could not be shared.

@@ -21,8 +21,10 @@ pub(crate) struct ThreadWatch {
 }
 
 impl ThreadWatch {
-    pub(crate) fn new(runtime: &Runtime) -> Self {
-        Self { next: Some(runtime.deadline(FIRST_LOOK)), pause: FIRST_LOOK }
+    /// Creates a check, which does nothing if the program has switched the warning off.
+    pub(crate) fn new(runtime: &Runtime, warns: bool) -> Self {
+        let next = warns.then(|| runtime.deadline(FIRST_LOOK));
+        Self { next, pause: FIRST_LOOK }
     }
 
     /// Counts the threads if a check is due, and warns if this rank has a pool of more threads than its share of the
@@ -123,6 +125,13 @@ mod tests {
         #[case] ranks: usize,
     ) {
         assert_eq!(Excess::find(threads, pool(variable, cores), cores, ranks), None);
+    }
+
+    #[test]
+    fn a_program_without_the_warning_counts_no_threads() {
+        let runtime = Runtime::system();
+        assert!(ThreadWatch::new(&runtime, true).next.is_some());
+        assert!(ThreadWatch::new(&runtime, false).next.is_none());
     }
 
     #[test]
