@@ -8,6 +8,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 pub use crate::owned::Lent;
 use crate::{LazyDeadline, Rank, Result};
@@ -57,7 +58,10 @@ pub const CALLS_MAX: usize = 4;
 ///    returned.
 /// 3. **Lent memory** ([`ExposedRegion::Write`]) belongs to the call. Its owner reads and writes only what
 ///    the plan assigns to this rank, until [`reclaim`](ShmGroup::reclaim) returns the memory.
-/// 4. Other processes that have the memory mapped run this crate, keep this contract, and write nothing else
+/// 4. **Atomic accesses.** Several ranks, the owner included, may access the same lent bytes without a signal
+///    between the accesses if all of them are [`update_word`](ShmGroup::update_word) and
+///    [`store_words`](ShmGroup::store_words) with one word size.
+/// 5. Other processes that have the memory mapped run this crate, keep this contract, and write nothing else
 ///    there.
 ///
 /// A program without `unsafe` cannot read shared memory
@@ -323,6 +327,42 @@ pub trait ShmGroup: sealed::Sealed + fmt::Debug {
         Ok(false)
     }
 
+    /// Performs an atomic operation on a word that a rank, or this rank, has [lent](ExposedRegion::Write).
+    /// Returns the value from before. A word is zero-extended to 8 bytes.
+    ///
+    /// # Errors
+    /// If the rank has lent no such word, or its memory is not mapped here.
+    ///
+    /// # Safety
+    /// See the contract of [`ShmGroup`].
+    unsafe fn update_word(
+        &mut self,
+        rank: usize,
+        offset: usize,
+        size: WordSize,
+        update: WordUpdate,
+    ) -> Result<u64>;
+
+    /// Copies bytes into memory that a rank, or this rank, has [lent](ExposedRegion::Write), by one atomic
+    /// store for each word.
+    ///
+    /// # Errors
+    /// As for [`update_word`](ShmGroup::update_word), and if the bytes are no whole words.
+    ///
+    /// # Safety
+    /// See the contract of [`ShmGroup`].
+    unsafe fn store_words(&mut self, rank: usize, offset: usize, size: WordSize, bytes: &[u8]) -> Result<()>;
+
+    /// Returns a handle to the first `len` bytes that a rank has [exposed for reading](ExposedRegion::Read).
+    /// Returns `None` if they are not mapped here. Simulated memory is copied.
+    ///
+    /// # Errors
+    /// As for [`view`](ShmGroup::view).
+    ///
+    /// # Safety
+    /// See the contract of [`ShmGroup`].
+    unsafe fn exposed_view(&mut self, rank: usize, len: usize) -> Result<Option<ExposedView>>;
+
     /// Wakes ranks that sleep for a signal of this rank. Every call ends with it.
     fn wake_waiters(&mut self) {}
 
@@ -462,6 +502,106 @@ pub enum MemoryArea {
     Slot(usize),
     /// The memory that the rank has exposed.
     Exposed,
+}
+
+/// The number of bytes of a word that ranks change by atomic operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WordSize {
+    /// One byte.
+    One,
+    /// Two bytes.
+    Two,
+    /// Four bytes.
+    Four,
+    /// Eight bytes.
+    Eight,
+}
+
+impl WordSize {
+    /// Returns the largest word whose multiples are elements of this many bytes. In memory that begins at a multiple
+    /// of 64 bytes, its words are aligned.
+    pub const fn of_element(bytes: usize) -> Self {
+        if bytes.is_multiple_of(8) {
+            Self::Eight
+        } else if bytes.is_multiple_of(4) {
+            Self::Four
+        } else if bytes.is_multiple_of(2) {
+            Self::Two
+        } else {
+            Self::One
+        }
+    }
+
+    /// Returns the number of bytes.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::One => 1,
+            Self::Two => 2,
+            Self::Four => 4,
+            Self::Eight => 8,
+        }
+    }
+
+    /// Returns the largest value of a word.
+    const fn max(self) -> u64 {
+        u64::MAX >> (64 - 8 * self.bytes())
+    }
+}
+
+/// An atomic operation on a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WordUpdate {
+    /// Adds to the word. The sum wraps around.
+    Add(u64),
+    /// Replaces the word by `new` if it is `expected`.
+    CompareAndSwap {
+        /// The value that is replaced.
+        expected: u64,
+        /// The value that replaces it.
+        new: u64,
+    },
+}
+
+impl WordUpdate {
+    /// Returns the word after the operation.
+    pub const fn apply(self, before: u64, size: WordSize) -> u64 {
+        let after = match self {
+            Self::Add(amount) => before.wrapping_add(amount),
+            Self::CompareAndSwap { expected, new } if before == expected & size.max() => new,
+            Self::CompareAndSwap { .. } => before,
+        };
+        after & size.max()
+    }
+}
+
+/// A handle to memory that a rank has exposed for reading. The memory stays mapped as long as the handle lives.
+#[derive(Debug, Clone)]
+pub struct ExposedView(Arc<dyn ViewedMemory>);
+
+impl ExposedView {
+    #[cfg(any(all(feature = "shm", target_os = "linux"), feature = "sim"))]
+    pub(crate) fn new(memory: impl ViewedMemory + 'static) -> Self {
+        Self(Arc::new(memory))
+    }
+
+    /// Returns the bytes, which are aligned to 64 if the exposed memory is.
+    ///
+    /// # Safety
+    /// The rank has signalled that its memory may be read. No rank writes there as long as the bytes are
+    /// borrowed. A rank that [abandons](ShmGroup::abandon) the call does not change them.
+    pub unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: as the caller has promised.
+        unsafe { self.0.bytes() }
+    }
+}
+
+/// Memory behind an [`ExposedView`].
+pub(crate) trait ViewedMemory: Send + Sync + fmt::Debug {
+    /// See [`ExposedView::bytes`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn bytes(&self) -> &[u8];
 }
 
 /// The use of slots by a call. Slots are double-buffered: a rank enters a call that uses

@@ -1,6 +1,6 @@
 //! Memory that ranks expose to each other.
 
-use crate::shm_group::{CHANGED_MAX, ExposedRegion, MemoryArea, Reach, SlotUse};
+use crate::shm_group::{CHANGED_MAX, ExposedRegion, MemoryArea, Reach, SlotUse, WordSize, WordUpdate};
 use crate::{Error, Owned, Transport};
 
 use super::Unchecked;
@@ -207,6 +207,83 @@ pub(super) fn memory_of_several_ranks_is_changed_at_once(fabric: &'static dyn Fa
         };
         backend.check(world_size, program, drop);
     }
+}
+
+/// Every rank stores words into the memory of every rank, and all add to one word of each. No addition is lost.
+pub(super) fn words_of_every_rank_are_changed_by_all(fabric: &'static dyn Fabric) {
+    const ADDED: u64 = 100;
+    let backend = Backend(fabric);
+    for world_size in [2, 3] {
+        for size in [WordSize::Two, WordSize::Four, WordSize::Eight] {
+            let program = move |mut transport: Box<dyn Transport>| {
+                let (me, due) = (transport.rank().index(), soon(&*transport));
+                let bytes = (1 + world_size) * size.bytes();
+                let allocated = transport.allocate(bytes).and_then(Owned::<u8>::allocated);
+                transport.begin(&call(1, 0));
+                let Some(mut shm_group) = Unchecked::of(&mut *transport, &due).unwrap() else { return };
+                // Without memory of the heap there is nothing that another rank could map.
+                let Some(memory) = allocated else { return };
+                shm_group.enter(2, SlotUse::Unused, ExposedRegion::Write(memory.lend()), &due).unwrap();
+                shm_group.signal();
+                (1..world_size)
+                    .for_each(|distance| shm_group.wait((me + distance) % world_size, 1, &due).unwrap());
+                for rank in 0..world_size {
+                    let value = vec![u8::try_from(1 + me).unwrap(); size.bytes()];
+                    shm_group.store_words(rank, (1 + me) * size.bytes(), size, &value).unwrap();
+                    for _ in 0..ADDED {
+                        shm_group.update_word(rank, 0, size, WordUpdate::Add(1)).unwrap();
+                    }
+                    let outside = shm_group.update_word(rank, bytes, size, WordUpdate::Add(1));
+                    assert!(matches!(outside, Err(Error::OutOfReach { .. })), "{outside:?}");
+                    let crooked = shm_group.store_words(rank, 1, size, &value);
+                    assert!(matches!(crooked, Err(Error::OutOfReach { .. })), "{crooked:?}");
+                }
+                shm_group.signal();
+                (1..world_size)
+                    .for_each(|distance| shm_group.wait((me + distance) % world_size, 2, &due).unwrap());
+                shm_group.wake_waiters();
+                let memory = shm_group.reclaim().unwrap().into_owned::<u8>().unwrap();
+                let sum = ADDED * world_size as u64;
+                assert_eq!(memory[..size.bytes()], sum.to_le_bytes()[..size.bytes()]);
+                for rank in 0..world_size {
+                    let value = u8::try_from(1 + rank).unwrap();
+                    assert!(
+                        memory[(1 + rank) * size.bytes()..][..size.bytes()].iter().all(|&it| it == value)
+                    );
+                }
+            };
+            backend.check(world_size, program, drop);
+        }
+    }
+}
+
+/// Of all ranks that swap one word, one at a time finds the expected value.
+pub(super) fn one_rank_at_a_time_swaps_a_word(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    let program = |mut transport: Box<dyn Transport>| {
+        let (me, due) = (transport.rank().index(), soon(&*transport));
+        let runtime = transport.runtime().clone();
+        let allocated = transport.allocate(8).and_then(Owned::<u64>::allocated);
+        transport.begin(&call(1, 0));
+        let Some(mut shm_group) = Unchecked::of(&mut *transport, &due).unwrap() else { return };
+        let Some(memory) = allocated else { return };
+        shm_group.enter(2, SlotUse::Unused, ExposedRegion::Write(memory.lend()), &due).unwrap();
+        shm_group.signal();
+        shm_group.wait(1 - me, 1, &due).unwrap();
+        // The ranks take turns in counting up.
+        for next in (me as u64..20).step_by(2) {
+            let update = WordUpdate::CompareAndSwap { expected: next, new: next + 1 };
+            while shm_group.update_word(0, 0, WordSize::Eight, update).unwrap() != next {
+                runtime.yield_now();
+            }
+        }
+        shm_group.signal();
+        shm_group.wait(1 - me, 2, &due).unwrap();
+        shm_group.wake_waiters();
+        let memory = shm_group.reclaim().unwrap().into_owned::<u64>().unwrap();
+        assert_eq!(memory[0], if me == 0 { 20 } else { 0 });
+    };
+    backend.check(2, program, drop);
 }
 
 /// Bytes read from a rank's memory after the call has failed there, and after the rank has overwritten them,

@@ -75,6 +75,8 @@ macro_rules! conformance {
                 memory_that_is_exposed_is_read_and_written
                 lent_memory_is_returned_by_its_own_call_only
                 memory_of_several_ranks_is_changed_at_once
+                words_of_every_rank_are_changed_by_all
+                one_rank_at_a_time_swaps_a_word
                 bytes_written_after_a_call_failed_are_no_result_of_it
                 memory_that_is_not_exposed_is_out_of_reach_without_harm
             }

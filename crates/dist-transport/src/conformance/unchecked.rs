@@ -4,7 +4,8 @@
 use std::ops::Range;
 
 use crate::shm_group::{
-    CallEntry, DirectCall, ExposedRegion, GroupLayout, Lent, MemoryArea, ShmGroup, SlotUse,
+    CallEntry, DirectCall, ExposedRegion, GroupLayout, Lent, MemoryArea, ShmGroup, SlotUse, WordSize,
+    WordUpdate,
 };
 use crate::{LazyDeadline, Rank, Result, Transport};
 
@@ -207,6 +208,30 @@ impl<'a> Unchecked<'a> {
     ) -> Result<bool> {
         // SAFETY: the caller of `new` guarantees the contract of every call.
         unsafe { self.0.change(place, there, len, change) }
+    }
+
+    /// Calls [`ShmGroup::update_word`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn update_word(
+        &mut self,
+        rank: usize,
+        offset: usize,
+        size: WordSize,
+        update: WordUpdate,
+    ) -> Result<u64> {
+        // SAFETY: the caller of `new` guarantees the contract of every call.
+        unsafe { self.0.update_word(rank, offset, size, update) }
+    }
+
+    /// Calls [`ShmGroup::store_words`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn store_words(&mut self, rank: usize, offset: usize, size: WordSize, bytes: &[u8]) -> Result<()> {
+        // SAFETY: the caller of `new` guarantees the contract of every call.
+        unsafe { self.0.store_words(rank, offset, size, bytes) }
     }
 
     /// Calls [`ShmGroup::wake_waiters`].

@@ -120,6 +120,11 @@ impl Heap {
         true
     }
 
+    /// Returns this process's mapping of an arena.
+    pub(crate) fn mapping(&self, arena: u32) -> Option<Arc<Mapping>> {
+        self.arenas().get(arena as usize).map(|arena| arena.mapping.clone())
+    }
+
     /// Returns the arena and the offset of these bytes, if they are in the heap.
     pub(crate) fn find(&self, bytes: &[u8]) -> Option<(u32, u64)> {
         let find = |(number, arena): (usize, &Arena)| {

@@ -17,14 +17,15 @@ use crate::bootstrap::{auth, dial};
 use crate::cpu::CacheLine;
 use crate::cpu::copy_policy::{CopyPolicy, LONG_BYTES};
 use crate::cpu::tuning;
+use crate::host_memory::mapping::MappedView;
 use crate::host_memory::{self, Generation, GroupMemory, Mapping, Process, RegionOrigin, RemoteRegion};
 use crate::link::counts::MessageCounts;
 use crate::link::message::LinkError;
 use crate::runtime::{Unparker, Wake};
 use crate::shm_group::sealed::Sealed;
 use crate::shm_group::{
-    AbandonHandle, CALLS_MAX, CHANGED_MAX, CallEntry, DirectCall, ExposedRegion, GroupLayout, Lent,
-    MemoryArea, Reach, ShmGroup, SlotUse,
+    AbandonHandle, CALLS_MAX, CHANGED_MAX, CallEntry, DirectCall, ExposedRegion, ExposedView, GroupLayout,
+    Lent, MemoryArea, Reach, ShmGroup, SlotUse, WordSize, WordUpdate,
 };
 use crate::wait::{CoreDemand, Wait, WaitPolicy, WaitStep};
 use crate::{Activity, ChannelId, Deadline, Error, Fingerprint, LazyDeadline, Owned, Rank, Result, Traffic};
@@ -575,6 +576,14 @@ impl MappedGroup {
         Ok(())
     }
 
+    /// Returns the mapped location of a range that a rank, or this rank, has lent.
+    fn locate_words(&mut self, rank: usize, range: &Range<usize>) -> Result<(Arc<Mapping>, usize)> {
+        match self.locate(rank, range, true)? {
+            Located::Mapped(mapping, offset) => Ok((mapping, offset)),
+            Located::Process(..) => Err(self.out_of_reach(rank, range)),
+        }
+    }
+
     /// Returns the location of a range that a rank has exposed.
     fn locate(&mut self, rank: usize, range: &Range<usize>, to_write: bool) -> Result<Located> {
         let region = self.memory.region(rank, self.current.generation());
@@ -605,7 +614,8 @@ impl MappedGroup {
             return Ok(mapping.clone());
         }
         let (session, member) = (&*self.membership.session, self.members[rank]);
-        let known = lock(&session.arenas).get(&(member, number)).cloned();
+        let own = if rank == self.rank.index() { session.heap.mapping(number) } else { None };
+        let known = own.or_else(|| lock(&session.arenas).get(&(member, number)).cloned());
         let mapping = match known {
             Some(mapping) => mapping,
             None => {
@@ -993,6 +1003,41 @@ impl ShmGroup for MappedGroup {
         self.traffic.bytes_received += bytes;
         self.traffic.bytes_sent += bytes;
         Ok(true)
+    }
+
+    unsafe fn update_word(
+        &mut self,
+        rank: usize,
+        offset: usize,
+        size: WordSize,
+        update: WordUpdate,
+    ) -> Result<u64> {
+        let range = offset..offset.saturating_add(size.bytes());
+        let (mapping, offset) = self.locate_words(rank, &range)?;
+        // SAFETY: as the caller has promised.
+        let before = unsafe { mapping.update_word(offset, size, update) };
+        let before = before.ok_or_else(|| self.out_of_reach(rank, &range))?;
+        self.traffic.bytes_sent += range.len() as u64;
+        self.traffic.bytes_received += range.len() as u64;
+        self.check_not_failed(rank)?;
+        Ok(before)
+    }
+
+    unsafe fn store_words(&mut self, rank: usize, offset: usize, size: WordSize, bytes: &[u8]) -> Result<()> {
+        let range = offset..offset.saturating_add(bytes.len());
+        let (mapping, offset) = self.locate_words(rank, &range)?;
+        // SAFETY: as the caller has promised.
+        let stored = unsafe { mapping.store_words(offset, size, bytes) };
+        stored.ok_or_else(|| self.out_of_reach(rank, &range))?;
+        self.traffic.bytes_sent += range.len() as u64;
+        self.check_not_failed(rank)
+    }
+
+    unsafe fn exposed_view(&mut self, rank: usize, len: usize) -> Result<Option<ExposedView>> {
+        Ok(match self.locate(rank, &(0..len), false)? {
+            Located::Mapped(mapping, offset) => Some(ExposedView::new(MappedView::new(mapping, offset, len))),
+            Located::Process(..) => None,
+        })
     }
 
     fn is_finished(&self) -> bool {

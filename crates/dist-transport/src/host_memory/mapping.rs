@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
@@ -28,7 +28,35 @@ use super::PAGE_BYTES;
 use super::address_colouring::{self, HASHED_BYTES};
 use crate::cpu::CacheLine;
 use crate::cpu::copy_policy::copy_to_reader;
-use crate::shm_group::CHANGED_MAX;
+use crate::shm_group::{CHANGED_MAX, ViewedMemory, WordSize, WordUpdate};
+
+/// Performs a [`WordUpdate`] on the atomic integer at a pointer, and returns the value from before. The pointer is
+/// aligned and valid, and the integer is accessed by atomic operations of this size only.
+macro_rules! updated {
+    ($atomic:ty, $place:expr, $update:expr) => {{
+        // SAFETY: as the users of this macro state.
+        let word = unsafe { <$atomic>::from_ptr($place.cast()) };
+        match $update {
+            WordUpdate::Add(amount) => u64::from(word.fetch_add(amount as _, Ordering::SeqCst)),
+            WordUpdate::CompareAndSwap { expected, new } => {
+                let swapped =
+                    word.compare_exchange(expected as _, new as _, Ordering::SeqCst, Ordering::SeqCst);
+                u64::from(swapped.unwrap_or_else(|other| other))
+            }
+        }
+    }};
+}
+
+/// Stores bytes by one atomic store for each integer, from a pointer on. The pointer is as in [`updated`].
+macro_rules! stored {
+    ($atomic:ty, $integer:ty, $place:expr, $bytes:expr) => {
+        for (index, bytes) in $bytes.as_chunks().0.iter().enumerate() {
+            // SAFETY: as the users of this macro state.
+            let word = unsafe { <$atomic>::from_ptr($place.cast::<$integer>().wrapping_add(index)) };
+            word.store(<$integer>::from_ne_bytes(*bytes), Ordering::Relaxed);
+        }
+    };
+}
 
 /// The time at which the system allocates a segment's pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -227,6 +255,51 @@ impl Mapping {
         std::array::from_fn(|index| unsafe { self.counter(offset + 8 * index) }.load(Ordering::Relaxed))
     }
 
+    /// Performs an atomic operation on a word, and returns the value from before. Returns `None` if the word is not
+    /// aligned.
+    ///
+    /// # Safety
+    /// As long as other processes may access the word, all access it by atomic operations of this size.
+    #[allow(clippy::cast_possible_truncation, reason = "the low bits of a number are the word")]
+    pub(crate) unsafe fn update_word(
+        &self,
+        offset: usize,
+        size: WordSize,
+        update: WordUpdate,
+    ) -> Option<u64> {
+        // Aligned and inside the mapping. The caller has promised the rest.
+        let place = self.words(offset, size.bytes(), size)?;
+        Some(match size {
+            WordSize::One => updated!(AtomicU8, place, update),
+            WordSize::Two => updated!(AtomicU16, place, update),
+            WordSize::Four => updated!(AtomicU32, place, update),
+            WordSize::Eight => updated!(AtomicU64, place, update),
+        })
+    }
+
+    /// Stores bytes by one atomic store for each word. Returns `None` if the words are not aligned or not whole.
+    ///
+    /// # Safety
+    /// As for [`update_word`](Self::update_word).
+    pub(crate) unsafe fn store_words(&self, offset: usize, size: WordSize, bytes: &[u8]) -> Option<()> {
+        // Aligned and inside the mapping. The caller has promised the rest.
+        let place = self.words(offset, bytes.len(), size)?;
+        match size {
+            WordSize::One => stored!(AtomicU8, u8, place, bytes),
+            WordSize::Two => stored!(AtomicU16, u16, place, bytes),
+            WordSize::Four => stored!(AtomicU32, u32, place, bytes),
+            WordSize::Eight => stored!(AtomicU64, u64, place, bytes),
+        }
+        Some(())
+    }
+
+    /// Returns a pointer to these bytes if they are whole aligned words inside the segment.
+    fn words(&self, offset: usize, len: usize, size: WordSize) -> Option<*mut u8> {
+        let fits = self.holds(offset, len) && len.is_multiple_of(size.bytes());
+        let place = self.start.as_ptr().wrapping_add(offset);
+        (fits && place.addr().is_multiple_of(size.bytes())).then_some(place)
+    }
+
     /// Makes the pages of these bytes private to this process. They keep their content; later writes are
     /// visible to this process only, and other mappings keep the old bytes.
     ///
@@ -269,6 +342,27 @@ impl Mapping {
     pub(crate) fn find(&self, bytes: &[u8]) -> Option<usize> {
         let offset = bytes.as_ptr().addr().checked_sub(self.start.addr().get())?;
         (offset <= self.len && bytes.len() <= self.len - offset).then_some(offset)
+    }
+}
+
+/// Bytes of a segment that another rank has exposed for reading.
+#[derive(Debug)]
+pub(super) struct MappedView {
+    mapping: Arc<Mapping>,
+    offset: usize,
+    len: usize,
+}
+
+impl MappedView {
+    pub(super) const fn new(mapping: Arc<Mapping>, offset: usize, len: usize) -> Self {
+        Self { mapping, offset, len }
+    }
+}
+
+impl ViewedMemory for MappedView {
+    unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: as the caller has promised.
+        unsafe { self.mapping.bytes(self.offset, self.len) }
     }
 }
 

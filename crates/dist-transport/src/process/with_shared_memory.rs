@@ -13,7 +13,8 @@ use crate::bootstrap::session::Membership;
 use crate::forwarding::ForwardingTransport;
 use crate::shm_group::sealed::Sealed;
 use crate::shm_group::{
-    AbandonHandle, CallEntry, DirectCall, ExposedRegion, GroupLayout, Lent, MemoryArea, ShmGroup,
+    AbandonHandle, CallEntry, DirectCall, ExposedRegion, ExposedView, GroupLayout, Lent, MemoryArea,
+    ShmGroup, WordSize, WordUpdate,
 };
 use crate::{
     Abort, Allocation, Cause, Chain, Combine, Error, Fingerprint, Inbox, Incoming, LazyDeadline, Outgoing,
@@ -500,6 +501,30 @@ impl ShmGroup for HostGroup {
         // SAFETY: as the caller has promised.
         let changed = unsafe { self.memory_mut().change(place, there, len, change) };
         changed.map_err(|error| self.in_world(error))
+    }
+
+    unsafe fn update_word(
+        &mut self,
+        rank: usize,
+        offset: usize,
+        size: WordSize,
+        update: WordUpdate,
+    ) -> Result<u64> {
+        // SAFETY: as the caller has promised.
+        let updated = unsafe { self.memory_mut().update_word(rank, offset, size, update) };
+        updated.map_err(|error| self.in_world(error))
+    }
+
+    unsafe fn store_words(&mut self, rank: usize, offset: usize, size: WordSize, bytes: &[u8]) -> Result<()> {
+        // SAFETY: as the caller has promised.
+        let stored = unsafe { self.memory_mut().store_words(rank, offset, size, bytes) };
+        stored.map_err(|error| self.in_world(error))
+    }
+
+    unsafe fn exposed_view(&mut self, rank: usize, len: usize) -> Result<Option<ExposedView>> {
+        // SAFETY: as the caller has promised.
+        let viewed = unsafe { self.memory_mut().exposed_view(rank, len) };
+        viewed.map_err(|error| self.in_world(error))
     }
 
     fn wake_waiters(&mut self) {

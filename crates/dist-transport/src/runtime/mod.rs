@@ -188,6 +188,12 @@ impl Runtime {
     pub fn interleave(&self) {
         self.0.interleave();
     }
+
+    /// Lets a simulated runtime run other threads, and moves its clock, between two looks at memory that other threads
+    /// change. Otherwise a thread that polls the memory would stop the clock. A real runtime does nothing.
+    pub fn let_time_pass(&self) {
+        self.0.let_time_pass();
+    }
 }
 
 impl fmt::Debug for Runtime {
@@ -252,6 +258,8 @@ pub trait Executor: Send + Sync {
     /// Lets a simulated runtime switch threads between two effects that other threads can see. Real threads need
     /// nothing.
     fn interleave(&self) {}
+    /// Moves the clock of a simulated runtime a little. Real clocks move by themselves.
+    fn let_time_pass(&self) {}
     /// Returns `true` if the runtime unwinds the calling thread by this panic.
     fn is_unwinding(&self, _panic: &(dyn Any + Send)) -> bool {
         false

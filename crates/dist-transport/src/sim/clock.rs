@@ -92,6 +92,10 @@ impl Executor for Skewed {
         self.executor.interleave();
     }
 
+    fn let_time_pass(&self) {
+        self.executor.let_time_pass();
+    }
+
     fn is_unwinding(&self, panic: &(dyn Any + Send)) -> bool {
         self.executor.is_unwinding(panic)
     }

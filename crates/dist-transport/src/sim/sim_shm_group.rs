@@ -8,6 +8,7 @@
 #![allow(unsafe_code, reason = "a trait is implemented whose methods are unsafe mismatch")]
 
 use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -16,8 +17,8 @@ use super::transport::SimTransport;
 use crate::cpu::CacheLine;
 use crate::shm_group::sealed::Sealed;
 use crate::shm_group::{
-    AbandonHandle, CALLS_MAX, CHANGED_MAX, CallEntry, DirectCall, ExposedRegion, GroupLayout, Lent,
-    MemoryArea, MemoryCosts, Reach, ShmGroup,
+    AbandonHandle, CALLS_MAX, CHANGED_MAX, CallEntry, DirectCall, ExposedRegion, ExposedView, GroupLayout,
+    Lent, MemoryArea, MemoryCosts, Reach, ShmGroup, ViewedMemory, WordSize, WordUpdate,
 };
 use crate::{ChannelId, Deadline, Error, Fingerprint, LazyDeadline, Rank, Result, Traffic, Transport};
 
@@ -53,8 +54,15 @@ struct CallMemory {
     exposed: Vec<u8>,
     readable: bool,
     writable: bool,
-    /// Ranges that other ranks have written.
-    written: Vec<Range<usize>>,
+    /// Ranges that were written in the exposed memory: the end of the longest one from each start.
+    written: BTreeMap<usize, usize>,
+}
+
+impl CallMemory {
+    fn add_written(&mut self, range: &Range<usize>) {
+        let end = self.written.entry(range.start).or_default();
+        *end = range.end.max(*end);
+    }
 }
 
 /// One rank's handle on its group's simulated memory.
@@ -206,6 +214,27 @@ impl SimShmGroup {
         Ok(())
     }
 
+    /// Changes words that a rank has lent. Other ranks run before it, so that the order of the ranks' changes depends on
+    /// the seed. A rank that polls a word does not stop the clock.
+    fn change_words(
+        &mut self,
+        rank: usize,
+        range: &Range<usize>,
+        size: WordSize,
+        change: impl FnOnce(&mut [u8]),
+    ) -> Result<()> {
+        self.spend(self.costs.copied(MemoryArea::Exposed, range.len()));
+        self.signals.runtime().let_time_pass();
+        let is_whole = range.start.is_multiple_of(size.bytes()) && range.len().is_multiple_of(size.bytes());
+        let writable = self.shared_by(&mut self.segment.lock(), rank).writable;
+        if !is_whole || !writable {
+            return Err(self.out_of_reach(rank, range));
+        }
+        self.with(rank, MemoryArea::Exposed, range, change)?;
+        self.shared_by(&mut self.segment.lock(), rank).add_written(range);
+        Ok(())
+    }
+
     fn out_of_reach(&self, rank: usize, range: &Range<usize>) -> Error {
         Error::OutOfReach { peer: self.signals.members()[rank], start: range.start, end: range.end }
     }
@@ -226,6 +255,19 @@ impl SimShmGroup {
 }
 
 impl Sealed for SimShmGroup {}
+
+/// A copy of the memory that a rank has exposed.
+#[derive(Debug)]
+struct ViewedCopy {
+    lines: Vec<CacheLine>,
+    len: usize,
+}
+
+impl ViewedMemory for ViewedCopy {
+    unsafe fn bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.lines)[..self.len]
+    }
+}
 
 impl ShmGroup for SimShmGroup {
     fn shared(&self) -> GroupLayout {
@@ -374,9 +416,42 @@ impl ShmGroup for SimShmGroup {
         }
         self.with(rank, place, &range, |room| room.copy_from_slice(bytes))?;
         if place == MemoryArea::Exposed {
-            self.shared_by(&mut self.segment.lock(), rank).written.push(range);
+            self.shared_by(&mut self.segment.lock(), rank).add_written(&range);
         }
         Ok(())
+    }
+
+    unsafe fn update_word(
+        &mut self,
+        rank: usize,
+        offset: usize,
+        size: WordSize,
+        update: WordUpdate,
+    ) -> Result<u64> {
+        let range = offset..offset.saturating_add(size.bytes());
+        self.traffic.bytes_sent += range.len() as u64;
+        self.traffic.bytes_received += range.len() as u64;
+        let mut before = 0;
+        self.change_words(rank, &range, size, |bytes| {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            before = u64::from_le_bytes(word);
+            bytes.copy_from_slice(&update.apply(before, size).to_le_bytes()[..size.bytes()]);
+        })?;
+        Ok(before)
+    }
+
+    unsafe fn store_words(&mut self, rank: usize, offset: usize, size: WordSize, bytes: &[u8]) -> Result<()> {
+        let range = offset..offset.saturating_add(bytes.len());
+        self.traffic.bytes_sent += range.len() as u64;
+        self.change_words(rank, &range, size, |words| words.copy_from_slice(bytes))
+    }
+
+    unsafe fn exposed_view(&mut self, rank: usize, len: usize) -> Result<Option<ExposedView>> {
+        let mut lines = vec![CacheLine::ZERO; len.div_ceil(CacheLine::BYTES)];
+        let bytes = &mut bytemuck::cast_slice_mut(&mut lines)[..len];
+        self.with(rank, MemoryArea::Exposed, &(0..len), |found| bytes.copy_from_slice(found))?;
+        Ok(Some(ExposedView::new(ViewedCopy { lines, len })))
     }
 
     fn update_exposed(&mut self, memory: &[u8]) {
@@ -400,8 +475,8 @@ impl ShmGroup for SimShmGroup {
         let mut lent = self.lent.take()?;
         let mut segment = self.segment.lock();
         let shared = self.shared_by(&mut segment, self.signals.rank().index());
-        for range in &shared.written {
-            lent.bytes_mut()[range.clone()].copy_from_slice(&shared.exposed[range.clone()]);
+        for (&start, &end) in &shared.written {
+            lent.bytes_mut()[start..end].copy_from_slice(&shared.exposed[start..end]);
         }
         Some(lent)
     }
