@@ -225,6 +225,12 @@ impl Call {
         tag.filter(|_| self.operation == Operation::Message)
     }
 
+    /// Returns the step of a window, if this is a window.
+    fn window_step(&self) -> Option<WindowStep> {
+        let step = WindowStep::ALL.into_iter().find(|&step| step as u64 == self.sizes);
+        step.filter(|_| self.operation == Operation::Window)
+    }
+
     /// Returns the number of the call among those that the user has made on this communicator, counted from 1.
     /// Returns `None` for messages, which are not counted, and for calls that measure costs.
     pub fn user_number(&self) -> Option<u64> {
@@ -286,6 +292,7 @@ impl Call {
             ("reductions", differ(self.op, other.op, named), "reduction"),
             ("operations", custom, "operation, of the same name, and lengths"),
             ("roots", differ(self.root, other.root, named), "root"),
+            ("calls of a window", differ(self.window_step(), other.window_step(), named), ""),
             ("orders", differ(self.order, other.order, named), "order of reduction"),
             (
                 "algorithms",
@@ -436,6 +443,8 @@ impl fmt::Display for Call {
         }
         if is_message && self.sizes != 0 {
             detail(f, format_args!("tag {}", self.sizes))?;
+        } else if let Some(step) = self.window_step().filter(|&step| step != WindowStep::Open) {
+            detail(f, format_args!("{step}"))?;
         } else if self.sizes != 0 {
             detail(f, format_args!("sizes {:016x}", self.sizes))?;
         }
@@ -456,6 +465,34 @@ impl fmt::Display for Call {
 
 /// The bit that marks the number of an announced call.
 const ANNOUNCED: u64 = 1 << 63;
+
+/// A call of a window that all ranks make together. It is the `sizes` of the call, and is named after the method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WindowStep {
+    /// Opens a window for reading.
+    Open,
+    /// Opens a window for updates.
+    OpenUpdates,
+    /// Ends an epoch, and begins the next one.
+    Fence,
+    /// Closes a window.
+    Close,
+}
+
+impl WindowStep {
+    const ALL: [Self; 4] = [Self::Open, Self::OpenUpdates, Self::Fence, Self::Close];
+}
+
+impl fmt::Display for WindowStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Open => "open",
+            Self::OpenUpdates => "open_updates",
+            Self::Fence => "fence",
+            Self::Close => "close",
+        })
+    }
+}
 
 /// The byte that marks every fingerprint of this version.
 const VERSION: u8 = 7;

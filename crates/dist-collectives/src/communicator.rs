@@ -23,6 +23,7 @@ use crate::operation_queue::{AbortHandle, OperationQueue, difference};
 use crate::pending::{Failed, OperationOutcome, OperationSource, RunningOperation};
 use crate::settings::Settings;
 use crate::two_level::{HostLevels, SubgroupHosts};
+use crate::window_service::ServiceChannels;
 use crate::worker::{Worker, WorkerQueue, spins};
 use crate::{Buffer, Call, Error, Operation, Pending, ReductionOrder, Result};
 #[cfg(feature = "tcp")]
@@ -89,6 +90,8 @@ pub struct Communicator {
     pub(crate) runtime: Runtime,
     /// The hosts of the ranks, if two-level algorithms are enabled.
     pub(crate) levels: Option<Arc<HostLevels>>,
+    /// The channels of windows that threads serve, once there was such a window. `None` while one is open.
+    pub(crate) window_channels: Option<ServiceChannels>,
     /// The number of announced calls.
     announced: u64,
     /// The number of groups that were created with each tag and list of members.
@@ -230,6 +233,7 @@ impl Communicator {
             settings,
             runtime,
             levels: None,
+            window_channels: None,
             announced: 0,
             local_groups: HashMap::new(),
         }
@@ -722,6 +726,19 @@ impl Communicator {
         Ok(())
     }
 
+    /// Returns the options of a call that begins now.
+    pub(crate) const fn options(&self) -> CallOptions<'_> {
+        CallOptions::new(&self.settings, &self.runtime)
+    }
+
+    /// Creates an engine for messages of all ranks on a channel of its own. Every rank calls this.
+    pub(crate) fn fork_for_messages(&mut self) -> Result<Box<Engine>> {
+        let all: Vec<usize> = (0..self.world_size()).collect();
+        let transport = self.engine()?.fork(&all)?.expect(OF_ALL);
+        let channel = transport.channel();
+        Ok(Box::new(Engine::of_messages(transport, channel, self.group.algorithms)))
+    }
+
     /// Returns the key-value store of the job, whose requests last as long as the calls of this communicator. All
     /// communicators of all ranks reach the same store. Requests are no collectives: each rank makes them when it
     /// wants, also on other threads.
@@ -847,7 +864,7 @@ impl Communicator {
     ///
     /// # Errors
     /// As for [`barrier`](Self::barrier), and [`Error::Unread`] if another rank has sent a message that this rank
-    /// has not received.
+    /// has not received. Over sockets, a message that is still on its way is not noticed.
     #[doc(alias = "MPI_Comm_free")]
     #[doc(alias = "destroy_process_group")]
     #[doc(alias = "MPI_Finalize")]

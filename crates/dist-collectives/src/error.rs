@@ -50,10 +50,18 @@ pub enum Error {
         /// The size of the group.
         world_size: usize,
     },
-    /// The ranks of the group share no memory, so none can read the memory of others. The call consumed the
-    /// communicator.
-    #[error("window: the ranks of the group share no memory: a window needs ranks of one host, with DIST_TRANSPORT=auto or shm")]
-    NoWindow,
+    /// A rank sent a request for memory that is outside of a window, or in the wrong epoch.
+    #[error("window: rank {from} sent an invalid request: check that all ranks run the same version")]
+    Request {
+        /// The rank, by its number in the group.
+        from: usize,
+    },
+    /// The memory of a rank is not mapped in this process.
+    #[error("window: the memory of rank {rank} is not mapped here: copy it with Window::read, or allocate it with Communicator::alloc if all ranks share a host")]
+    NotMapped {
+        /// The rank.
+        rank: usize,
+    },
     /// The layout of the transport's shared memory differs from the layout that the ranks of the group had agreed on.
     #[error("the transport's shared memory has another layout than the ranks of the group have agreed on")]
     Sharing,
@@ -512,6 +520,14 @@ impl Error {
             | Self::Schedule { call, .. } => Some(call),
             _ => None,
         }
+    }
+
+    /// Replaces the call of this rank by the call that it is a part of.
+    pub(crate) fn in_other_call(mut self, other: &Call) -> Self {
+        if let Self::Transport { call, .. } | Self::Aborted { call, .. } = &mut self {
+            **call = *other;
+        }
+        self
     }
 
     /// Converts an error of the transport in this call.

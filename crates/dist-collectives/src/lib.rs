@@ -31,11 +31,13 @@ mod start;
 mod strided;
 pub mod tuning;
 mod two_level;
+mod update_window;
 #[cfg(feature = "serde")]
 pub mod values;
 mod variables;
 mod vectors;
 mod window;
+mod window_service;
 mod worker;
 
 pub use buffer::Buffer;
@@ -69,6 +71,7 @@ pub use num_complex::Complex;
 pub use pending::{Failed, Pending};
 pub use reduce_op::{ReduceOp, ReductionOrder};
 pub use strided::{Strided, StridedMut};
+pub use update_window::{AtomicInteger, UpdateWindow};
 pub use window::Window;
 
 // Short paths for the modules of this crate.

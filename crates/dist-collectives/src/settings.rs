@@ -43,6 +43,18 @@ impl Settings {
         Self { forced: Self::default().forced, tag: 0, ..*self }
     }
 
+    /// Sets the tag of messages.
+    #[must_use]
+    pub(crate) const fn with_tag(self, tag: u32) -> Self {
+        Self { tag, ..self }
+    }
+
+    /// Sets the timeout.
+    #[must_use]
+    pub(crate) const fn with_timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
+    }
+
     /// Forces an algorithm of this operation, or none. Returns the previous one.
     pub(crate) const fn force(
         &mut self,

@@ -25,6 +25,7 @@
 #![allow(unsafe_code, reason = "memory that processes share is reached under the contract of `ShmGroup`")]
 
 use std::collections::HashSet;
+use std::marker::PhantomData;
 use std::ops::{Deref, Range};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
@@ -33,10 +34,12 @@ use dist_algos::direct::{
 };
 use dist_algos::{AlgorithmTable, Partition, RunError, Scratch};
 use dist_transport::shm_group::{
-    AbandonHandle, CallEntry, DirectCall, ExposedRegion, GroupLayout, Lent, MemoryArea, ShmGroup, SlotUse,
+    AbandonHandle, CallEntry, DirectCall, ExposedRegion, ExposedView, GroupLayout, Lent, MemoryArea,
+    ShmGroup, SlotUse, WordSize, WordUpdate,
 };
 use dist_transport::{Error as TransportError, Fingerprint, LazyDeadline, Rank, Result};
 
+use crate::buffer::LentBuffer;
 use crate::digest::digest;
 use crate::{Buffer, Call, Element};
 
@@ -365,6 +368,8 @@ impl direct::DirectAccess for CheckedAccess<'_> {
 pub(crate) struct WindowBuffer<T> {
     // Dropped before the buffer: this tells the other ranks that they must not read any more.
     shared: Option<WindowCall>,
+    /// The buffer of each rank that is mapped here. Empty in a world of one rank.
+    views: Vec<Option<ExposedView>>,
     buffer: Buffer<T>,
 }
 
@@ -383,7 +388,7 @@ const CLOSED: u32 = 2;
 impl<T: Element> WindowBuffer<T> {
     /// Wraps the buffer of a world of one rank.
     pub(super) const fn alone(buffer: Buffer<T>) -> Self {
-        Self { shared: None, buffer }
+        Self { shared: None, views: Vec::new(), buffer }
     }
 
     /// Exposes a buffer for reading, and waits until every other rank has done the same.
@@ -409,11 +414,36 @@ impl<T: Element> WindowBuffer<T> {
             return Err((buffer, error));
         }
         let (call, abandon) = (shm_group.call(), shm_group.abandon_handle());
-        let open = Self { shared: Some(WindowCall { call, abandon, has_closed: false }), buffer };
-        match open_with_others(shm_group, rank, due) {
+        let shared = Some(WindowCall { call, abandon, has_closed: false });
+        let mut open = Self { shared, views: vec![None; rank.world_size()], buffer };
+        match open.view_others(shm_group, rank, due) {
             Ok(()) => Ok(open),
             Err(error) => Err((open.into_buffer(), error)),
         }
+    }
+
+    /// Signals that this rank's buffer may be read, waits until the other ranks have signalled the same, and looks up
+    /// their buffers.
+    fn view_others(
+        &mut self,
+        shm_group: &mut dyn ShmGroup,
+        rank: Rank,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        open_with_others(shm_group, rank, due)?;
+        for peer in others(rank) {
+            // SAFETY: the peer has signalled that its memory may be read.
+            self.views[peer] = unsafe { shm_group.exposed_view(peer, size_of_val(&self.buffer[..])) }?;
+        }
+        Ok(())
+    }
+
+    /// Returns the elements of a rank's buffer. Returns `None` if they are not mapped here.
+    pub(crate) fn view(&self, rank: usize) -> Option<&[T]> {
+        let view = self.views.get(rank)?.as_ref()?;
+        // SAFETY: the peer has signalled that its buffer may be read. It changes no byte before this rank's second
+        // signal, which takes `self` mutably. After it has dropped its window, it changes pages of its own only.
+        Some(bytemuck::cast_slice(unsafe { view.bytes() }))
     }
 
     /// Copies elements of another rank's buffer, from `start` on.
@@ -431,38 +461,6 @@ impl<T: Element> WindowBuffer<T> {
         // SAFETY: the peer has signalled that its buffer may be read. It waits for this rank's second signal before it
         // uses the buffer again.
         unsafe { shm_group.read(peer, MemoryArea::Exposed, offset, into) }?;
-        shm_group.wake_waiters();
-        Ok(())
-    }
-
-    /// Calls `look` once with a range of another rank's buffer. Memory that is mapped here is not copied.
-    ///
-    /// # Errors
-    /// As for [`read`](Self::read). `look` may have been called before.
-    pub(super) fn view(
-        &self,
-        shm_group: &mut dyn ShmGroup,
-        (peer, range): (usize, Range<usize>),
-        look: &mut dyn FnMut(&[T]),
-    ) -> Result<(), Option<TransportError>> {
-        self.shared.as_ref().filter(|open| open.call == shm_group.call()).ok_or(None)?;
-        let [start, end] = [range.start, range.end].map(|place| place * size_of::<T>());
-        let (mut gathered, mut is_whole) = (Vec::new(), false);
-        // Pieces are aligned and hold whole elements, because the exposed memory begins with an element.
-        let mut piece = |_, bytes: &[u8]| {
-            is_whole = bytes.len() == end - start;
-            if is_whole {
-                look(bytemuck::cast_slice(bytes));
-            } else {
-                gathered.extend_from_slice(bytemuck::cast_slice(bytes));
-            }
-        };
-        // SAFETY: as for `read`. The peer changes no byte of its buffer before this rank's second signal, and none that
-        // is mapped here after it has dropped its window.
-        unsafe { shm_group.view(peer, MemoryArea::Exposed, start..end, &mut piece) }?;
-        if !is_whole {
-            look(&gathered);
-        }
         shm_group.wake_waiters();
         Ok(())
     }
@@ -513,6 +511,115 @@ impl<T: Element> Deref for WindowBuffer<T> {
 
     fn deref(&self) -> &[T] {
         &self.buffer
+    }
+}
+
+/// A buffer that every rank changes by atomic operations until all ranks have closed it. It is one call with two
+/// signals of each rank: when its buffer may be changed, and when it changes no more.
+///
+/// The buffer is lent to the call. All ranks use words of one size, which depends on the type of the elements.
+#[derive(Debug)]
+pub(crate) struct UpdatedBuffer<T> {
+    call: DirectCall,
+    lent: LentBuffer,
+    element: PhantomData<T>,
+}
+
+impl<T: Element> UpdatedBuffer<T> {
+    const WORD: WordSize = WordSize::of_element(size_of::<T>());
+
+    /// Lends a buffer to all ranks, and waits until every other rank has done the same. After an error the buffer is
+    /// empty, because other ranks may change it.
+    pub(super) fn open(
+        buffer: &mut Buffer<T>,
+        shm_group: &mut dyn ShmGroup,
+        rank: Rank,
+        call: &Call,
+        due: &LazyDeadline<'_>,
+    ) -> Result<Self> {
+        let entry = CallEntry {
+            rank,
+            plan_digest: digest_of(&call.encode()),
+            signals: CLOSED,
+            slots: SlotUse::Unused,
+        };
+        let (lent, memory) = buffer.lend();
+        // SAFETY: until `close` has succeeded, ranks access the memory by the two functions below only, with words of
+        // one size, since the call contains the type of the elements. The group owns the memory.
+        unsafe { shm_group.enter(entry, ExposedRegion::Write(memory), due) }?;
+        let open = Self { call: shm_group.call(), lent, element: PhantomData };
+        // SAFETY: this rank's words may be changed from here on.
+        unsafe { shm_group.signal() };
+        for peer in others(rank) {
+            shm_group.wait(peer, OPENED, due)?;
+        }
+        for peer in 0..rank.world_size() {
+            // Looks up the memory now, within the deadline of the call.
+            // SAFETY: the rank has signalled, and no words are stored.
+            unsafe { shm_group.store_words(peer, 0, Self::WORD, &[]) }?;
+        }
+        shm_group.wake_waiters();
+        Ok(open)
+    }
+
+    /// Stores elements into a rank's buffer, from `start` on.
+    ///
+    /// # Errors
+    /// Those of the transport; `None` if the memory of the group is already in another call.
+    pub(super) fn store(
+        &self,
+        shm_group: &mut dyn ShmGroup,
+        (rank, start): (usize, usize),
+        elements: &[T],
+    ) -> Result<(), Option<TransportError>> {
+        let group = self.current(shm_group)?;
+        let (offset, bytes) = (start * size_of::<T>(), bytemuck::cast_slice(elements));
+        // SAFETY: the rank has signalled that its buffer may be changed. It takes the buffer back after this rank's
+        // second signal.
+        Ok(unsafe { group.store_words(rank, offset, Self::WORD, bytes) }?)
+    }
+
+    /// Performs an atomic operation on an element that is one word, and returns the value from before.
+    ///
+    /// # Errors
+    /// As for [`store`](Self::store).
+    pub(super) fn update(
+        &self,
+        shm_group: &mut dyn ShmGroup,
+        (rank, element): (usize, usize),
+        update: WordUpdate,
+    ) -> Result<u64, Option<TransportError>> {
+        const { assert!(size_of::<T>() == Self::WORD.bytes(), "an element is one word") };
+        let group = self.current(shm_group)?;
+        // SAFETY: as for `store`.
+        Ok(unsafe { group.update_word(rank, element * size_of::<T>(), Self::WORD, update) }?)
+    }
+
+    /// Waits until no rank changes a buffer any more, and returns this rank's buffer.
+    ///
+    /// # Errors
+    /// As for [`store`](Self::store). The buffer is lost, because other ranks may still change it.
+    pub(super) fn close(
+        self,
+        shm_group: &mut dyn ShmGroup,
+        rank: Rank,
+        due: &LazyDeadline<'_>,
+    ) -> Result<Buffer<T>, Option<TransportError>> {
+        let group = self.current(shm_group)?;
+        // SAFETY: this rank changes nothing more, since `self` is consumed.
+        unsafe { group.signal() };
+        others(rank).try_for_each(|peer| group.wait(peer, CLOSED, due))?;
+        group.wake_waiters();
+        let mut buffer = Buffer::from(Vec::new());
+        buffer.take_back(self.lent, group.reclaim().ok_or(None)?);
+        Ok(buffer)
+    }
+
+    fn current<'a>(
+        &self,
+        shm_group: &'a mut dyn ShmGroup,
+    ) -> Result<&'a mut dyn ShmGroup, Option<TransportError>> {
+        if shm_group.call() == self.call { Ok(shm_group) } else { Err(None) }
     }
 }
 

@@ -39,7 +39,7 @@ use crate::two_level::HostLevels;
 use crate::{Buffer, Call, ElementType, Error, Operation, Result};
 pub(crate) use direct::SharedMemory;
 use direct::SlotGenerations;
-pub(crate) use direct_access::WindowBuffer;
+pub(crate) use direct_access::{UpdatedBuffer, WindowBuffer};
 pub(crate) use memory::CallInput;
 use messages::EngineMessages;
 pub(crate) use messages::FoundMessage;
@@ -50,6 +50,7 @@ pub(crate) use outstanding::{
 use plan_cache::PlanCache;
 use wide::WidenedBuffers;
 pub(crate) use wide::alloc;
+pub(crate) use window::WindowAccess;
 
 pub(crate) use all_to_all::check_part_counts;
 pub(crate) use rank_layout::{check_counts, check_parts};
@@ -83,6 +84,11 @@ impl<'a> CallOptions<'a> {
     /// Adds a digest that the ranks must agree on.
     pub(crate) fn with_sizes(self, sizes: u64) -> Self {
         Self { sizes, ..self }
+    }
+
+    /// Returns the same options with other settings.
+    pub(crate) fn with_settings(&self, settings: &'a Settings) -> Self {
+        Self { settings, ..self.clone() }
     }
 
     /// Returns the type of the caller's elements, for a call that works on elements of `T`.

@@ -21,7 +21,7 @@ pub(crate) fn by_messages(operation: Operation) -> impl Iterator<Item = Algorith
 
 /// Returns all operations in all forms for a world of this size, without two-level and direct algorithms.
 pub(crate) fn every(world_size: usize) -> impl Iterator<Item = (Operation, CallForm)> {
-    // Windows need shared memory, and announced calls move nothing.
+    // Windows have tests of their own, and announced calls move nothing.
     let others = [Operation::Window, Operation::Announced];
     let operations = Operation::ALL.into_iter().filter(move |operation| !others.contains(operation));
     operations.flat_map(move |operation| {

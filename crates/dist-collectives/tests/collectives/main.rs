@@ -37,6 +37,7 @@ mod strided;
 mod traffic;
 #[cfg(all(feature = "shm", target_os = "linux"))]
 mod transports;
+mod update_windows;
 #[cfg(feature = "serde")]
 mod values;
 mod vectors;

@@ -44,8 +44,7 @@ fn every_rank_reads_the_memory_of_every_rank(
                     window.read(peer, start, &mut read).unwrap();
                     let there = (start..end).map(|place| value(round, peer, place));
                     assert!(read.iter().copied().eq(there), "{start}..{end} of rank {peer} in round {round}");
-                    let is_same = window.view(peer, start, end - start, |seen| seen == read).unwrap();
-                    assert!(is_same, "{start}..{end} of rank {peer} in round {round}");
+                    assert!(window.view(peer).unwrap()[start..end] == read, "{start}..{end} of rank {peer}");
                 }
             }
             assert!(window.iter().enumerate().all(|(place, &own)| own == value(round, rank, place)));
@@ -88,11 +87,11 @@ fn no_rank_gets_its_buffer_back_before_all_have_read_it(#[values(false, true)] a
 }
 
 #[test]
-fn ordinary_memory_is_viewed_as_allocated_memory_is() {
+fn ordinary_memory_is_read_and_has_no_view() {
     // More than one system call copies.
     const LEN: usize = 100_001;
     for &network in Network::SHARING {
-        run(network, 2, |mut comm| {
+        run(network, 2, move |mut comm| {
             let rank = comm.rank();
             let mut own = Buffer::from(vec![0; LEN]);
             if !comm.can_open(&own).unwrap() {
@@ -100,10 +99,14 @@ fn ordinary_memory_is_viewed_as_allocated_memory_is() {
             }
             fill(&mut own, 1, rank);
             let mut window = comm.open(own).unwrap();
-            let there = |place| value(1, 1 - rank, place);
-            let is_same =
-                window.view(1 - rank, 1, LEN - 1, |seen| seen.iter().copied().eq((1..LEN).map(there)));
-            assert!(is_same.unwrap());
+            let mut read = vec![0; LEN - 1];
+            window.read(1 - rank, 1, &mut read).unwrap();
+            assert!(read.into_iter().eq((1..LEN).map(|place| value(1, 1 - rank, place))));
+            if network != Network::SharedMemory(7) {
+                let error = window.view(1 - rank).unwrap_err();
+                assert!(matches!(error, Error::NotMapped { rank: peer } if peer == 1 - rank), "{error}");
+            }
+            assert_eq!(window.view(rank).unwrap().len(), LEN);
             window.close().unwrap();
         });
     }
@@ -159,9 +162,9 @@ fn reads_outside_of_a_window_are_refused_and_the_window_stays_open() {
             for (start, elements) in [(10, 1), (9, 2), (usize::MAX, 1)] {
                 let error = window.read(1, start, &mut vec![0; elements]).unwrap_err();
                 assert!(matches!(error, Error::OutsideWindow { len: 10, .. }), "{error}");
-                let error = window.view(1, start, elements, |_| ()).unwrap_err();
-                assert!(matches!(error, Error::OutsideWindow { len: 10, .. }), "{error}");
             }
+            let error = window.view(2).unwrap_err();
+            assert!(matches!(error, Error::RankOutOfRange { rank: 2, world_size: 2 }), "{error}");
             window.read(1, 0, &mut [0; 10]).unwrap();
             window.close().unwrap();
         });
@@ -169,13 +172,79 @@ fn reads_outside_of_a_window_are_refused_and_the_window_stays_open() {
 }
 
 #[test]
-fn ranks_without_shared_memory_get_the_same_error() {
-    run(Network::Simulated, 2, |mut comm| {
-        let own = buffer(&mut comm, 10, true);
-        assert!(!comm.can_open(&own).unwrap());
-        let failed = comm.open(own).unwrap_err();
-        assert!(matches!(*failed.error, Error::NoWindow) && failed.buffer.len() == 10);
-    });
+fn ranks_without_shared_memory_read_from_threads_of_the_owners() {
+    for &network in Network::ALL.iter().filter(|network| !Network::SHARING.contains(network)) {
+        run(network, 3, |mut comm| {
+            let rank = comm.rank();
+            let mut own = buffer(&mut comm, 1000, true);
+            assert!(!comm.can_open(&own).unwrap());
+            for round in 0..3 {
+                fill(&mut own, round, rank);
+                let mut window = comm.open(own).unwrap();
+                for peer in 0..3 {
+                    for (start, end) in [(0, 1000), (999, 1000), (1000, 1000), (7, 500)] {
+                        let mut read = vec![0; end - start];
+                        window.read(peer, start, &mut read).unwrap();
+                        assert!(read.into_iter().eq((start..end).map(|place| value(round, peer, place))));
+                    }
+                }
+                let error = window.view((rank + 1) % 3).unwrap_err();
+                assert!(matches!(error, Error::NotMapped { .. }), "{error}");
+                assert_eq!(window.view(rank).unwrap()[7], value(round, rank, 7));
+                let error = window.read(1, 999, &mut [0, 0]).unwrap_err();
+                assert!(matches!(error, Error::OutsideWindow { len: 1000, .. }), "{error}");
+                (comm, own) = window.close().unwrap();
+            }
+            comm.all_reduce(&mut [1_u64], ReduceOp::Sum).unwrap();
+        });
+    }
+}
+
+#[test]
+fn windows_of_different_lengths_or_types_are_refused_on_all_ranks() {
+    /// Checks that the error is about the windows, and returns the number of elements of the buffer that came back.
+    fn refused<T: Element>(comm: Communicator, len: usize, difference: &str) -> usize {
+        let failed = comm.open(Buffer::from(vec![T::zeroed(); len])).unwrap_err();
+        let text = failed.error.to_string();
+        assert!(text.contains(Operation::Window.name()) && text.contains(difference), "{text}");
+        failed.buffer.len()
+    }
+    for &network in Network::ALL {
+        run(network, 3, |mut comm| {
+            comm.set_timeout(TIMEOUT);
+            let len = if comm.rank() == 2 { 9 } else { 10 };
+            assert_eq!(refused::<u32>(comm, len, "lengths differ"), len);
+        });
+        run(network, 2, |mut comm| {
+            comm.set_timeout(TIMEOUT);
+            match comm.rank() {
+                0 => refused::<u32>(comm, 3, "types differ"),
+                _ => refused::<i32>(comm, 3, "types differ"),
+            };
+        });
+    }
+}
+
+#[test]
+fn a_window_between_hosts_that_is_dropped_ends_the_job() {
+    for &network in Network::ALL.iter().filter(|network| !Network::SHARING.contains(network)) {
+        run(network, 3, |mut comm| {
+            comm.set_timeout(TIMEOUT);
+            let (mut other, rank) = (comm.fork().unwrap(), comm.rank());
+            let own = buffer(&mut comm, 10, true);
+            let window = comm.open(own).unwrap();
+            // No rank is in a call when rank 1 drops its window.
+            if rank == 1 {
+                [0, 2].into_iter().for_each(|peer| other.recv(&mut [0_u8], peer).unwrap());
+                drop(window);
+                return;
+            }
+            other.send(&[1_u8], 1).unwrap();
+            let error = Error::from(window.close().unwrap_err());
+            assert_eq!(error.peer(), Some(1), "{error}");
+            assert!(!error.is_timeout(), "{error}");
+        });
+    }
 }
 
 #[test]
