@@ -41,9 +41,9 @@ const LEFT_OUT: &[(&str, &str)] = &[
 static PROGRAMS: AtomicUsize = AtomicUsize::new(0);
 
 /// A fabric of processes with messages only.
-struct Messages;
+struct ProcessesWithMessages;
 
-impl Fabric for Messages {
+impl Fabric for ProcessesWithMessages {
     fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
         run(world_size, &program, |world| Ok(MpiTransport::new(world)));
     }
@@ -62,9 +62,9 @@ impl Fabric for Messages {
 }
 
 /// A fabric of processes with messages and shared memory.
-struct WithMemory;
+struct ProcessesWithMemory;
 
-impl Fabric for WithMemory {
+impl Fabric for ProcessesWithMemory {
     fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
         run(world_size, &program, |world| {
             let due = world.runtime.deadline(Duration::from_secs(60)).into();
@@ -146,7 +146,8 @@ fn text(panic: &(dyn Any + Send)) -> &str {
 fn check(promise: &str) {
     let is_of_memory =
         ["shm_group::", "exposed::", "_in_shared_memory"].iter().any(|part| promise.contains(part));
-    let fabric: &'static dyn Fabric = if is_of_memory { &WithMemory } else { &Messages };
+    let fabric: &'static dyn Fabric =
+        if is_of_memory { &ProcessesWithMemory } else { &ProcessesWithMessages };
     let before = PROGRAMS.load(Ordering::Relaxed);
     conformance::check(promise, fabric);
     assert!(

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::outcome::Outcome;
+use super::rank_result::RankResult;
 use crate::forwarding::ForwardingTransport;
 use crate::shm_group::{Reach, ShmGroup};
 use crate::{Allocation, LazyDeadline, Result, Transport};
@@ -65,7 +65,7 @@ pub(super) struct Backend(pub(super) &'static dyn Fabric);
 
 impl Backend {
     /// Runs `program` on every rank, and `verify` on the results of the ranks, in rank order.
-    pub(super) fn check<T: Outcome + Send + 'static>(
+    pub(super) fn check<T: RankResult + Send + 'static>(
         self,
         world_size: usize,
         program: impl Fn(Box<dyn Transport>) -> T + Send + Sync + 'static,
@@ -107,12 +107,12 @@ impl Backend {
 }
 
 /// Exchanges the results of processes, each of which has at most one.
-fn all_gather<T: Outcome>(processes: &dyn Processes, results: Vec<Option<T>>) -> Vec<Option<T>> {
+fn all_gather<T: RankResult>(processes: &dyn Processes, results: Vec<Option<T>>) -> Vec<Option<T>> {
     let world_size = results.len();
     let mut own = Vec::new();
     results.into_iter().flatten().next().encode(&mut own);
     let all = processes.all_gather(&own);
-    all.iter().take(world_size).map(|bytes| Outcome::decode(&mut &bytes[..])).collect()
+    all.iter().take(world_size).map(|bytes| RankResult::decode(&mut &bytes[..])).collect()
 }
 
 /// A transport of a fabric that offers the memory which the fabric has stated.

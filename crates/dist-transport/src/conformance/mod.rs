@@ -40,7 +40,7 @@ mod forks;
 mod many_messages;
 mod matched;
 mod messages;
-mod outcome;
+mod rank_result;
 mod shm_group;
 mod store;
 mod unchecked;

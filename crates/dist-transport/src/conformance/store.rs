@@ -4,10 +4,10 @@ use crate::store::{Comparison, KEY_BYTES_MAX, VALUE_BYTES_MAX};
 use crate::{Cause, Store, StoreError, Transport};
 
 use super::backend::{Backend, Fabric, LONG};
-use super::outcome::Outcome;
+use super::rank_result::RankResult;
 
 /// Runs `program` with the store of each rank, and `verify` on the results, in worlds of several sizes.
-fn check_with_store<T: Outcome + Send + 'static>(
+fn check_with_store<T: RankResult + Send + 'static>(
     fabric: &'static dyn Fabric,
     program: impl Fn(usize, &Store) -> T + Clone + Send + Sync + 'static,
     verify: impl Fn(Vec<T>),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::{Abort, Activity, Cause, Error, Fingerprint, Rank, Traffic};
 
 /// A result of a rank that can be sent to another process.
-pub(super) trait Outcome: Sized {
+pub(super) trait RankResult: Sized {
     /// Appends the bytes of the value.
     fn encode(&self, bytes: &mut Vec<u8>);
 
@@ -14,7 +14,7 @@ pub(super) trait Outcome: Sized {
     fn decode(bytes: &mut &[u8]) -> Self;
 }
 
-impl Outcome for u64 {
+impl RankResult for u64 {
     fn encode(&self, bytes: &mut Vec<u8>) {
         bytes.extend(self.to_le_bytes());
     }
@@ -26,10 +26,10 @@ impl Outcome for u64 {
     }
 }
 
-/// Implements [`Outcome`] for a type by its conversion to another type and back.
-macro_rules! outcome_as {
+/// Implements [`RankResult`] for a type by its conversion to another type and back.
+macro_rules! rank_result_as {
     ($($type:ty as $other:ty: |$value:ident| $to:expr, |$decoded:pat_param| $from:expr;)*) => {$(
-        impl Outcome for $type {
+        impl RankResult for $type {
             fn encode(&self, bytes: &mut Vec<u8>) {
                 let $value = self;
                 let other: $other = $to;
@@ -44,7 +44,7 @@ macro_rules! outcome_as {
     )*};
 }
 
-outcome_as! {
+rank_result_as! {
     () as u64: |_value| 0, |_| ();
     bool as u64: |value| u64::from(*value), |number| number != 0;
     u8 as u64: |value| u64::from(*value), |number| Self::try_from(number).unwrap();
@@ -65,7 +65,7 @@ outcome_as! {
         |((cause, call), (rank, reporter))| Self { cause, rank, reporter, call };
 }
 
-impl<T: Outcome> Outcome for Option<T> {
+impl<T: RankResult> RankResult for Option<T> {
     fn encode(&self, bytes: &mut Vec<u8>) {
         self.is_some().encode(bytes);
         self.iter().for_each(|value| value.encode(bytes));
@@ -76,7 +76,7 @@ impl<T: Outcome> Outcome for Option<T> {
     }
 }
 
-impl<T: Outcome> Outcome for Vec<T> {
+impl<T: RankResult> RankResult for Vec<T> {
     fn encode(&self, bytes: &mut Vec<u8>) {
         self.len().encode(bytes);
         self.iter().for_each(|value| value.encode(bytes));
@@ -87,7 +87,7 @@ impl<T: Outcome> Outcome for Vec<T> {
     }
 }
 
-impl<T: Outcome> Outcome for [T; 2] {
+impl<T: RankResult> RankResult for [T; 2] {
     fn encode(&self, bytes: &mut Vec<u8>) {
         self.iter().for_each(|value| value.encode(bytes));
     }
@@ -97,7 +97,7 @@ impl<T: Outcome> Outcome for [T; 2] {
     }
 }
 
-impl<A: Outcome, B: Outcome> Outcome for (A, B) {
+impl<A: RankResult, B: RankResult> RankResult for (A, B) {
     fn encode(&self, bytes: &mut Vec<u8>) {
         self.0.encode(bytes);
         self.1.encode(bytes);
@@ -109,7 +109,7 @@ impl<A: Outcome, B: Outcome> Outcome for (A, B) {
 }
 
 /// A cause that no promise compares is decoded as the reason of a rank that gave up.
-impl Outcome for Cause {
+impl RankResult for Cause {
     fn encode(&self, bytes: &mut Vec<u8>) {
         match self {
             Self::Left => 0_u64.encode(bytes),
@@ -134,12 +134,12 @@ impl Outcome for Cause {
     }
 }
 
-outcome_as! {
+rank_result_as! {
     Activity as bool: |value| *value == Self::Receive, |receives| if receives { Self::Receive } else { Self::Send };
 }
 
 /// An error that no promise compares is decoded as one of the system, with the text of the original.
-impl Outcome for Error {
+impl RankResult for Error {
     fn encode(&self, bytes: &mut Vec<u8>) {
         match self {
             Self::Timeout { activity, peer, elapsed, limit } => {
@@ -157,16 +157,16 @@ impl Outcome for Error {
     fn decode(bytes: &mut &[u8]) -> Self {
         match u64::decode(bytes) {
             0 => {
-                let ((activity, peer), (elapsed, limit)) = Outcome::decode(bytes);
+                let ((activity, peer), (elapsed, limit)) = RankResult::decode(bytes);
                 Self::Timeout { activity, peer, elapsed, limit }
             }
             1 => Self::Closed { activity: Activity::decode(bytes), peer: usize::decode(bytes) },
             2 => {
-                let (peer, (ours, theirs)) = Outcome::decode(bytes);
+                let (peer, (ours, theirs)) = RankResult::decode(bytes);
                 Self::Mismatch { peer, ours, theirs }
             }
             3 => {
-                let (peer, (expected, got)) = Outcome::decode(bytes);
+                let (peer, (expected, got)) = RankResult::decode(bytes);
                 Self::Length { peer, expected, got }
             }
             4 => Self::Aborted(Abort::decode(bytes)),
