@@ -846,6 +846,10 @@ impl Drop for Endpoint {
         if thread::panicking() {
             self.propose(self.world.rank, Cause::Panicked);
         }
+        if self.world.aborted().is_some() {
+            // Otherwise a rank that learns first that this one has left could report that as the cause.
+            self.world.await_decision();
+        }
         self.world.leave(self.place);
     }
 }
