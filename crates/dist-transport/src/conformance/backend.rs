@@ -28,6 +28,12 @@ pub trait Fabric: Sync {
         true
     }
 
+    /// Returns `true` if the transports have collectives of a library, of any size. If they have none, promises about
+    /// them are kept trivially.
+    fn has_native(&self) -> bool {
+        false
+    }
+
     /// Returns how often each program runs. Runs of a simulated network may all differ.
     fn runs(&self) -> u64 {
         1

@@ -40,6 +40,7 @@ mod forks;
 mod many_messages;
 mod matched;
 mod messages;
+mod native;
 mod rank_result;
 mod shm_group;
 mod store;
@@ -136,6 +137,11 @@ macro_rules! conformance {
                 matched_messages_are_counted_and_unread_until_they_are_received
                 an_exchange_that_pauses_goes_on_in_the_next_call
                 a_wait_for_a_matched_message_ends_when_another_thread_interrupts_it
+            }
+            native {
+                collectives_of_a_library_have_the_result_of_all_ranks
+                a_collective_of_a_library_is_refused_on_every_rank_if_calls_differ
+                a_rank_that_does_not_come_to_a_collective_of_a_library_is_named
             }
             store {
                 values_that_one_rank_sets_reach_all
