@@ -13,7 +13,8 @@ Checks dist-mpi with Open MPI and with MPICH, if they are installed, and prints 
 default member, because it needs an installed MPI. If packages are missing, their names are printed.
 With the first library: clippy, documents, the unit tests, which need no mpirun, and a program of the crate
 dist with DIST_TRANSPORT=mpi. With each: the promises of the transport, as the conformance suite states
-them, in 4 real processes, a part of the matrix in 2 and in 4, and a process that dies.
+them, in 4 real processes, a part of the matrix in 2 and in 4, collectives that the library executes, a
+process that dies, and one that is stopped.
   --all  the whole matrix in 4 processes instead of a part, which takes about 3 minutes with each library
 Each library has a target folder of its own, target/mpi and target/mpich.";
 
@@ -57,6 +58,9 @@ const CASES: &[&[&str]] = &[
     &["leaver"],
     &["panic"],
     &["memory"],
+    &["native", "auto/any/f32"],
+    &["native", "auto/any/i8/product"],
+    &["native_threads"],
 ];
 
 /// A part of the matrix.
@@ -129,6 +133,7 @@ fn run_jobs(library: &Library, is_whole: bool) -> Result<(), Failure> {
     if is_whole {
         show(&mut job(library, LARGE_WORLD, &program, WHOLE_MATRIX))?;
     }
+    check_stop(&mut job(library, LARGE_WORLD, &program, &["native_stop"]))?;
     check_death(&mut job(library, LARGE_WORLD, &program, &["death"]))
 }
 
@@ -138,6 +143,17 @@ fn check_promises(library: &Library) -> Result<(), Failure> {
     let mut test = with(library, "test --quiet --package dist-mpi --lib")?;
     test.args(["--config", &format!("target.'cfg(all())'.runner = {launcher:?}")]);
     show(test.args(["--", "--ignored", "--test-threads=1"]))
+}
+
+/// Starts a job whose last rank is stopped in a collective that the library executes. The others must name it, and end the
+/// job, because the collective stays open.
+fn check_stop(job: &mut Command) -> Result<(), Failure> {
+    let output = job.output().map_err(|error| Failure::Check(format!("cannot start {job:?}: {error}")))?;
+    let told = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() || !told.contains("rank 3 was waited for until the deadline") {
+        return Err(Failure::Check(format!("{job:?} does not name the rank that was stopped: {told}")));
+    }
+    Ok(())
 }
 
 /// Starts a job whose launcher must end all processes and return exit code 9 after one process has exited

@@ -1,14 +1,14 @@
-//! The cost of dist-mpi beside plain MPI: `mpirun -n 4 overhead plain|messages|memory`.
+//! The cost of dist-mpi beside plain MPI: `mpirun -n 4 overhead plain|messages|memory|native`.
 //!
 //! Prints, for each size, the median time of a message between neighbours (half a round trip, all pairs at once)
 //! and of an all_reduce of f32. `plain` calls MPI; `messages` is a communicator without shared memory, `memory`
-//! one with it. Start the three in turns and compare them.
+//! one with it, and `native` one that gives collectives from 64 KiB on to MPI. Start them in turns and compare them.
 #![allow(clippy::print_stdout, reason = "a program prints")]
 
 use std::error::Error;
 use std::time::Duration;
 
-use dist_collectives::{Communicator, ReduceOp};
+use dist_collectives::{Communicator, ReduceOp, ReductionOrder};
 use dist_mpi::MpiOptions;
 use dist_transport::Runtime;
 use mpi::collective::SystemOperation;
@@ -25,7 +25,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some("plain") => plain(),
         Some("messages") => through_dist(MpiOptions::new().without_shared_memory().init()?),
         Some("memory") => through_dist(MpiOptions::new().init()?),
-        _ => Err("overhead plain|messages|memory".into()),
+        Some("native") => {
+            let options = MpiOptions::new().without_shared_memory().with_native_collectives(64 << 10);
+            let mut comm = options.init()?;
+            comm.set_order(ReductionOrder::Any);
+            through_dist(comm)
+        }
+        _ => Err("overhead plain|messages|memory|native".into()),
     }
 }
 
@@ -93,7 +99,7 @@ fn through_dist(mut comm: Communicator) -> Result<(), Box<dyn Error>> {
         let message = median(message, &mut agree)?;
         let mut values = vec![1_f32; bytes / 4];
         let all_reduce = || -> Result<(), Box<dyn Error>> {
-            comm.all_reduce(&mut values, ReduceOp::Max)?;
+            comm.all_reduce(&mut values, ReduceOp::Sum)?;
             Ok(())
         };
         let all_reduce = median(all_reduce, &mut agree)?;

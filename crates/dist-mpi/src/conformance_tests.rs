@@ -61,7 +61,7 @@ fn worlds(size: usize) -> Vec<Arc<World>> {
     let placement = vec![Placement { host: 0, cores }; size];
     let start = |rank| {
         let wire = MemoryWire { rank, inboxes: inboxes.clone() };
-        let world = Arc::new(World::new(Box::new(wire), rank, placement.clone()));
+        let world = Arc::new(World::new(Box::new(wire), rank, placement.clone(), None));
         let served = world.clone();
         let task = world.runtime.spawn("dist-mpi", move || assert!(served.serve())).unwrap();
         world.set_service(task);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use dist_transport::native::NativeCollectives;
 use dist_transport::shm_group::CALLS_MAX;
 use dist_transport::{
     Abort, Activity, Cause, ChannelId, Combine, Error, Fingerprint, Inbox, Incoming, LazyDeadline, Outgoing,
@@ -20,12 +21,12 @@ use crate::world::{CORE_WORDS, SendState, State, World};
 /// Messages are copied into and out of memory of the world, since a request of MPI cannot be withdrawn when a
 /// deadline passes.
 pub(crate) struct Endpoint {
-    world: Arc<World>,
+    pub(crate) world: Arc<World>,
     /// The place of the channel in the world's state.
     place: usize,
     channel: ChannelId,
-    rank: Rank,
-    members: Arc<[usize]>,
+    pub(crate) rank: Rank,
+    pub(crate) members: Arc<[usize]>,
     children: u64,
     calls: CallHistory,
     announced: CallHistory,
@@ -72,7 +73,7 @@ struct MatchedReceive {
 }
 
 /// The reason why a message cannot be sent or received: it ends the job.
-enum Failure {
+pub(crate) enum Failure {
     Left(Activity, usize),
     TimedOut(Activity, usize),
     Mismatch(usize, Fingerprint),
@@ -84,9 +85,11 @@ enum Failure {
 }
 
 /// The progress of a wait since the last event.
-struct Wait {
+pub(crate) struct Wait {
     looks: u32,
     since: Option<Duration>,
+    /// The time after which the rank sleeps between two looks.
+    sleeps_after: Duration,
     is_reported: bool,
 }
 
@@ -94,8 +97,10 @@ struct Wait {
 const LOOKS: u32 = 32;
 /// The time that a rank looks without a pause if it has a core of its own.
 const SPIN: Duration = Duration::from_micros(50);
-/// The time after which a rank sleeps between two looks.
+/// The time after which a rank sleeps between two looks. A collective of the library advances only while ranks look.
 const YIELD: Duration = Duration::from_millis(2);
+const PATIENT_YIELD: Duration = Duration::from_secs(1);
+/// The time of such a sleep.
 const SLEEP: Duration = Duration::from_micros(50);
 /// A message of at most this size leaves without further work of its sender, in every MPI library.
 const SHORT: usize = 1024;
@@ -507,7 +512,7 @@ impl Endpoint {
     }
 
     /// Waits a little, unless the deadline has passed.
-    fn pause(
+    pub(crate) fn pause(
         &self,
         wait: &mut Wait,
         due: &LazyDeadline<'_>,
@@ -537,7 +542,7 @@ impl Endpoint {
             let report = WaitReport { waits_for: self.members[peer], calls };
             self.world.report_wait(self.channel, Some(&report));
         }
-        if waited > YIELD {
+        if waited > wait.sleeps_after {
             runtime.park(Some(runtime.deadline(SLEEP)));
         } else if self.is_oversubscribed || waited > SPIN {
             runtime.yield_now();
@@ -545,7 +550,7 @@ impl Endpoint {
         true
     }
 
-    fn end_wait(&self, wait: &Wait) {
+    pub(crate) fn end_wait(&self, wait: &Wait) {
         if wait.is_reported {
             self.world.report_wait(self.channel, None);
         }
@@ -553,7 +558,7 @@ impl Endpoint {
 
     /// Ends the job because of a failure. Returns the error of this rank if its report stands, and otherwise the
     /// abort that does.
-    fn fail(&self, failure: Failure, due: &LazyDeadline<'_>) -> Error {
+    pub(crate) fn fail(&self, failure: Failure, due: &LazyDeadline<'_>) -> Error {
         let (peer, cause) = match failure {
             Failure::Left(_, peer) => (peer, Cause::Left),
             Failure::TimedOut(_, peer) => (peer, Cause::TimedOut),
@@ -839,6 +844,10 @@ impl Transport for Endpoint {
     fn traffic(&self) -> Traffic {
         self.traffic
     }
+
+    fn native(&mut self) -> Option<&mut dyn NativeCollectives> {
+        self.world.native_from.is_some().then_some(self)
+    }
 }
 
 impl Drop for Endpoint {
@@ -878,10 +887,12 @@ impl Receiving {
 }
 
 impl Wait {
-    const NEW: Self = Self { looks: 0, since: None, is_reported: false };
+    const NEW: Self = Self { looks: 0, since: None, sleeps_after: YIELD, is_reported: false };
+    /// The progress of a wait for a collective of the library.
+    pub(crate) const PATIENT: Self = Self { sleeps_after: PATIENT_YIELD, ..Self::NEW };
 
     /// Begins anew, because something has happened.
-    const fn renew(&mut self) {
+    pub(crate) const fn renew(&mut self) {
         self.since = None;
     }
 }

@@ -4,6 +4,7 @@
 mod conformance_tests;
 mod endpoint;
 mod library;
+mod native;
 #[cfg(test)]
 mod process_tests;
 mod records;
@@ -28,13 +29,23 @@ dist_transport::error_enum! {
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The library allows calls of one thread only.
+    /// The library allows too few threads.
     #[error(
-        "the MPI library grants the thread level {level}, and this program needs Serialized: use a build of the library with threads"
+        "the MPI library grants the thread level {level}, and this program needs {needed}: use a build of the library with threads"
     )]
     ThreadLevel {
         /// The level that the library grants.
         level: String,
+        /// The level that the options need.
+        needed: String,
+    },
+    /// A rank has other options than rank 0.
+    #[error(
+        "rank {rank} gives other options than rank 0: all ranks must call MpiOptions::with_native_collectives with the same number of bytes, or none"
+    )]
+    Options {
+        /// The rank.
+        rank: usize,
     },
     /// MPI was initialised in this process already.
     #[error(
@@ -75,6 +86,7 @@ impl Error {
         match self {
             Self::SharedMemory(source) => source.peer(),
             Self::Costs(source) => source.peer(),
+            Self::Options { rank } => Some(*rank),
             _ => None,
         }
     }
@@ -108,6 +120,7 @@ pub fn init_transport() -> Result<MpiTransport> {
 #[derive(Debug, Clone)]
 pub struct MpiOptions {
     has_shared_memory: bool,
+    native_from: Option<usize>,
     timeout: Duration,
 }
 
@@ -120,13 +133,34 @@ impl Default for MpiOptions {
 impl MpiOptions {
     /// Returns the default: ranks of one host share memory, and a call may take 60 s.
     pub const fn new() -> Self {
-        Self { has_shared_memory: true, timeout: Duration::from_secs(60) }
+        Self { has_shared_memory: true, native_from: None, timeout: Duration::from_secs(60) }
     }
 
     /// Lets all collectives use messages of MPI, also among ranks of one host.
     #[must_use]
     pub const fn without_shared_memory(mut self) -> Self {
         self.has_shared_memory = false;
+        self
+    }
+
+    /// Gives collectives of at least this many bytes to the MPI library, if it has them. The bytes are those of the
+    /// buffer, or of the parts of all ranks together.
+    ///
+    /// These are all_reduce, reduce and reduce_scatter in [any order](dist_collectives::ReductionOrder::Any), of numbers
+    /// of 8, 32 and 64 bits with sums, products, means, minima or maxima; and broadcast, all_gather and all_to_all of any
+    /// type. Parts of different sizes, calls with a forced algorithm, and ranks that share memory stay with this crate.
+    ///
+    /// The calls of all ranks are compared first, and deadlines hold. The library needs the thread level
+    /// `MPI_THREAD_MULTIPLE`.
+    ///
+    /// The library decides what this crate promises otherwise:
+    /// - The order of a reduction, which may be another in each run.
+    /// - Whether all ranks get the same bits.
+    /// - Whether a NaN anywhere gives a NaN in minima and maxima, and the sign of zeros in them.
+    /// - The number of bytes on the network.
+    #[must_use]
+    pub const fn with_native_collectives(mut self, from_bytes: usize) -> Self {
+        self.native_from = Some(from_bytes);
         self
     }
 
@@ -160,7 +194,7 @@ impl MpiOptions {
     /// # Errors
     /// As for [`init`](Self::init).
     pub fn init_transport(&self) -> Result<MpiTransport> {
-        let world = library::start()?;
+        let world = library::start(self.native_from)?;
         if !self.has_shared_memory {
             return Ok(MpiTransport::new(world));
         }

@@ -2,15 +2,17 @@
 //!
 //! All memory that a request names belongs to [`MpiWire`], and stays where it is until the library has reported the
 //! request complete. All calls are made while the lock of the world is held, so that the level
-//! [`Threading::Serialized`] is enough.
+//! [`Threading::Serialized`] is enough. Only the creation of a group's communicator is called without the lock, since it
+//! blocks. Native collectives need it, and then the level is [`Threading::Multiple`].
 #![allow(unsafe_code, reason = "requests that outlive a call have no safe form in rsmpi")]
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::io;
 use std::sync::Arc;
 
 use dist_transport::Runtime;
 use dist_transport::cpu::CacheLine;
+use dist_transport::native::{NativeElement, NativeOp, NativeOperation, NativeReduction};
 use mpi::ffi;
 use mpi::raw::AsRaw;
 use mpi::topology::{Communicator, SimpleCommunicator};
@@ -18,7 +20,7 @@ use mpi::traits::CommunicatorCollectives;
 use mpi::{Threading, initialize_with_threading};
 
 use crate::Error;
-use crate::wire::{Buffer, Completions, FULL, HEADER, Packet, Tag, Wire};
+use crate::wire::{Buffer, Completions, FULL, FinishedNative, HEADER, NativeSegment, Packet, Tag, Wire};
 use crate::world::{CORE_WORDS, Placement, World};
 
 /// The fewest and the most receives that wait for packets at the same time.
@@ -30,9 +32,10 @@ const SMALL: usize = 8 * 1024;
 /// Receives the world once it is connected, or the reason why it is not.
 pub(crate) type Started<'a> = &'a dyn Fn(Result<Arc<World>, Error>);
 
-/// Initialises MPI on a thread of its own, which also finalises it.
-pub(crate) fn start() -> Result<Arc<World>, Error> {
-    spawn(own_library)
+/// Initialises MPI on a thread of its own, which also finalises it. The library executes collectives from this many
+/// bytes on, if it executes any.
+pub(crate) fn start(native_from: Option<usize>) -> Result<Arc<World>, Error> {
+    spawn(move |started| own_library(native_from, started))
 }
 
 /// Runs `owner` on a thread of its own, and returns the world that it starts.
@@ -48,24 +51,33 @@ pub(crate) fn spawn(owner: impl FnOnce(Started<'_>) + Send + 'static) -> Result<
 }
 
 /// Runs the thread that owns MPI, from its initialisation to its end.
-fn own_library(started: Started<'_>) {
-    let Some((universe, level)) = initialize_with_threading(Threading::Serialized) else {
+fn own_library(native_from: Option<usize>, started: Started<'_>) {
+    let needed = if native_from.is_some() { Threading::Multiple } else { Threading::Serialized };
+    let Some((universe, level)) = initialize_with_threading(needed) else {
         return started(Err(Error::AlreadyInitialized));
     };
-    if level < Threading::Serialized {
-        return started(Err(Error::ThreadLevel { level: format!("{level:?}") }));
+    if level < needed {
+        return started(Err(Error::ThreadLevel {
+            level: format!("{level:?}"),
+            needed: format!("{needed:?}"),
+        }));
     }
-    serve(&universe.world().duplicate(), started);
+    serve(&universe.world().duplicate(), native_from, started);
 }
 
 /// Connects the processes of a communicator, and serves this one until all have left.
-pub(crate) fn serve(comm: &SimpleCommunicator, started: Started<'_>) {
+pub(crate) fn serve(comm: &SimpleCommunicator, native_from: Option<usize>, started: Started<'_>) {
     let (rank, placement) = (index(comm.rank()), placement(comm));
-    let wire = match MpiWire::new(comm, placement.len()) {
+    if let Err(error) = compare_options(comm, native_from) {
+        return started(Err(error));
+    }
+    // The wire receives messages with any tag, also those by which the library creates communicators.
+    let of_natives = native_from.map(|_| comm.duplicate());
+    let wire = match MpiWire::new(comm, of_natives.as_ref(), placement.len()) {
         Ok(wire) => wire,
         Err(error) => return started(Err(Error::Library(error))),
     };
-    let world = Arc::new(World::new(Box::new(wire), rank, placement));
+    let world = Arc::new(World::new(Box::new(wire), rank, placement, native_from));
     started(Ok(world.clone()));
     if !world.serve() {
         // Requests are open, so nothing that they name may be freed.
@@ -74,6 +86,14 @@ pub(crate) fn serve(comm: &SimpleCommunicator, started: Started<'_>) {
         comm.abort(1);
     }
     world.close_wire();
+}
+
+/// Checks that all ranks have the same options. If they differ, all ranks get the same error.
+fn compare_options(comm: &SimpleCommunicator, native_from: Option<usize>) -> Result<(), Error> {
+    let own = native_from.map_or(0, |from| (from as u64).saturating_add(1));
+    let mut all = vec![0_u64; index(comm.size())];
+    comm.all_gather_into(&own, &mut all[..]);
+    all.iter().position(|other| *other != all[0]).map_or(Ok(()), |rank| Err(Error::Options { rank }))
 }
 
 /// Returns the host and the cores of every rank.
@@ -119,11 +139,15 @@ pub(crate) fn index(number: c_int) -> usize {
 /// The slots and requests have the same indexes. The first slots receive.
 struct MpiWire {
     comm: ffi::MPI_Comm,
+    /// The communicator from which those of groups are created.
+    of_natives: Option<NativeComm>,
     requests: Vec<ffi::MPI_Request>,
     slots: Vec<Slot>,
     receives: usize,
     in_flight: Vec<usize>,
     sends: usize,
+    /// The segments of collectives that are open.
+    natives: usize,
     /// Memory for the answers of `MPI_Testsome`, as long as `requests`.
     completed: Vec<c_int>,
     statuses: Vec<ffi::MPI_Status>,
@@ -134,27 +158,43 @@ enum Slot {
     Free,
     Receiving(Buffer),
     Sending(usize, Buffer),
+    Native(FinishedNative),
 }
+
+/// A communicator of MPI whose collectives the library executes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NativeComm(ffi::MPI_Comm);
+
+/// A function that creates a communicator, and waits until all of its processes do so.
+pub(crate) type CreateCommunicator = Box<dyn FnOnce() -> io::Result<NativeComm> + Send>;
+
+// SAFETY: handles of MPI belong to the process, not to a thread. They are used by several threads only if the library
+// grants the level `MPI_THREAD_MULTIPLE`, which `own_library` has checked.
+unsafe impl Send for NativeComm {}
 
 // SAFETY: handles of MPI belong to the process, not to a thread. `World` calls the wire under its lock only, as
 // `MPI_THREAD_SERIALIZED` requires, and `own_library` has checked that level.
 unsafe impl Send for MpiWire {}
 
 impl MpiWire {
-    fn new(comm: &SimpleCommunicator, size: usize) -> io::Result<Self> {
-        let comm = comm.as_raw();
-        // SAFETY: the communicator is valid and the error handler is a constant of the library.
-        check("MPI_Comm_set_errhandler", unsafe {
-            ffi::MPI_Comm_set_errhandler(comm, ffi::RSMPI_ERRORS_RETURN)
-        })?;
+    fn new(
+        comm: &SimpleCommunicator,
+        of_natives: Option<&SimpleCommunicator>,
+        size: usize,
+    ) -> io::Result<Self> {
+        let (comm, of_natives) = (comm.as_raw(), of_natives.map(|comm| NativeComm(comm.as_raw())));
+        return_errors(comm)?;
+        of_natives.map_or(Ok(()), |NativeComm(comm)| return_errors(comm))?;
         let receives = (2 * size).clamp(*RECEIVES.start(), *RECEIVES.end());
         let mut wire = Self {
             comm,
+            of_natives,
             requests: Vec::new(),
             slots: Vec::new(),
             receives,
             in_flight: vec![0; size],
             sends: 0,
+            natives: 0,
             completed: Vec::new(),
             statuses: Vec::new(),
         };
@@ -212,8 +252,19 @@ impl MpiWire {
                 completions.recycle(buffer);
                 Ok(())
             }
+            Slot::Native(finished) => {
+                self.natives -= 1;
+                completions.natives.push(finished);
+                Ok(())
+            }
             Slot::Free => Ok(()),
         }
+    }
+
+    /// Returns a slot for a request that is no receive.
+    fn free_slot(&mut self) -> usize {
+        let free = (self.receives..self.slots.len()).find(|&slot| matches!(self.slots[slot], Slot::Free));
+        free.unwrap_or_else(|| self.add_slot())
     }
 
     /// Cancels the receives. No packet is on its way any more: each process has sent its last one.
@@ -232,8 +283,7 @@ impl MpiWire {
 
 impl Wire for MpiWire {
     fn send(&mut self, to: usize, tag: Tag, buffer: Buffer, bytes: usize) -> io::Result<()> {
-        let free = (self.receives..self.slots.len()).find(|&slot| matches!(self.slots[slot], Slot::Free));
-        let slot = free.unwrap_or_else(|| self.add_slot());
+        let slot = self.free_slot();
         assert!(bytes <= buffer.len() * CacheLine::BYTES, "a packet is in its buffer");
         let memory = buffer.as_ptr().cast();
         // The slot keeps the memory before the library knows it.
@@ -268,7 +318,30 @@ impl Wire for MpiWire {
     }
 
     fn in_flight(&self) -> usize {
-        self.sends
+        self.sends + self.natives
+    }
+
+    fn create_communicator(&self, members: &[usize], count: u64) -> io::Result<CreateCommunicator> {
+        let parent = self.of_natives.ok_or(io::ErrorKind::Unsupported)?;
+        let tag = creation_tag(parent, (members[0], self.in_flight.len()), count)?;
+        let members: Vec<c_int> = members.iter().map(|&member| to_c_int(member)).collect();
+        Ok(Box::new(move || create_communicator(parent, &members, tag)))
+    }
+
+    fn begin_native(
+        &mut self,
+        comm: NativeComm,
+        segment: NativeSegment,
+        send: Buffer,
+        receive: Buffer,
+    ) -> io::Result<()> {
+        let slot = self.free_slot();
+        // The slot keeps the memory before the library knows it.
+        let number = segment.number;
+        self.slots[slot] = Slot::Native(FinishedNative { number, send, receive });
+        self.natives += 1;
+        let Slot::Native(memory) = &mut self.slots[slot] else { unreachable!("it was just filled") };
+        begin_collective(comm, segment, memory, &mut self.requests[slot])
     }
 
     fn close(&mut self) -> io::Result<()> {
@@ -291,6 +364,146 @@ fn split_off(buffer: Buffer, bytes: usize, completions: &mut Completions) -> (Bu
         return (buffer[..lines].to_vec(), buffer);
     }
     (buffer, completions.full_buffer())
+}
+
+/// Lets the library return errors of calls with this communicator instead of ending the process.
+fn return_errors(comm: ffi::MPI_Comm) -> io::Result<()> {
+    // SAFETY: the communicator is valid and the error handler is a constant of the library.
+    check("MPI_Comm_set_errhandler", unsafe { ffi::MPI_Comm_set_errhandler(comm, ffi::RSMPI_ERRORS_RETURN) })
+}
+
+/// Returns the tag by which a process creates its communicator number `count`. Communicators that have members in common
+/// may be created at the same time by several threads, and need different tags then.
+fn creation_tag(
+    NativeComm(parent): NativeComm,
+    (rank, size): (usize, usize),
+    count: u64,
+) -> io::Result<c_int> {
+    let (mut most, mut is_set): (*mut c_int, c_int) = (std::ptr::null_mut(), 0);
+    let key = c_int::try_from(ffi::MPI_TAG_UB).map_err(io::Error::other)?;
+    let place = (&raw mut most).cast::<c_void>();
+    // SAFETY: the attribute's value is a pointer to an integer, for which there is room.
+    check("MPI_Comm_get_attr", unsafe { ffi::MPI_Comm_get_attr(parent, key, place, &raw mut is_set) })?;
+    // SAFETY: if it is set, the library keeps the integer as long as the communicator exists.
+    let most = if is_set == 0 || most.is_null() { TAG_MAX } else { unsafe { *most } };
+    let counts = ((index(most) + 1) / size).max(1) as u64;
+    let tag = rank as u64 + size as u64 * (count % counts);
+    c_int::try_from(tag).map_err(io::Error::other)
+}
+
+/// The largest tag that every library allows.
+const TAG_MAX: c_int = 32767;
+
+/// Creates the communicator of these processes, and waits for them.
+fn create_communicator(
+    NativeComm(parent): NativeComm,
+    members: &[c_int],
+    tag: c_int,
+) -> io::Result<NativeComm> {
+    // SAFETY: constants that the library initialises when it is loaded.
+    let (mut all, mut group, mut comm) =
+        unsafe { (ffi::RSMPI_GROUP_NULL, ffi::RSMPI_GROUP_NULL, ffi::RSMPI_COMM_NULL) };
+    // SAFETY: the communicator is valid.
+    check("MPI_Comm_group", unsafe { ffi::MPI_Comm_group(parent, &raw mut all) })?;
+    let (count, first) = (to_c_int(members.len()), members.as_ptr());
+    // SAFETY: the list has `count` ranks of the group.
+    check("MPI_Group_incl", unsafe { ffi::MPI_Group_incl(all, count, first, &raw mut group) })?;
+    // SAFETY: all members call this, with this tag. The level `MPI_THREAD_MULTIPLE` is granted.
+    let created = check("MPI_Comm_create_group", unsafe {
+        ffi::MPI_Comm_create_group(parent, group, tag, &raw mut comm)
+    });
+    for group in [&raw mut group, &raw mut all] {
+        // SAFETY: the group was created above and is not used any more.
+        check("MPI_Group_free", unsafe { ffi::MPI_Group_free(group) })?;
+    }
+    created?;
+    return_errors(comm)?;
+    Ok(NativeComm(comm))
+}
+
+/// Begins a collective on a segment.
+fn begin_collective(
+    NativeComm(comm): NativeComm,
+    segment: NativeSegment,
+    memory: &mut FinishedNative,
+    request: &mut ffi::MPI_Request,
+) -> io::Result<()> {
+    let send: *const c_void = memory.send.as_ptr().cast();
+    let receive: *mut c_void = memory.receive.as_mut_ptr().cast();
+    // SAFETY: a constant that the library initialises when it is loaded.
+    let byte = unsafe { ffi::RSMPI_UINT8_T };
+    let bytes = to_c_int(segment.bytes);
+    let elements = |reduction: NativeReduction| {
+        let count = to_c_int(segment.bytes / reduction.element.size());
+        (count, datatype(reduction.element), function(reduction.op))
+    };
+    // `NativeCall` has reserved the bytes of the operation in both buffers. The caller's slot owns them until `poll` finds
+    // that the request is complete; moving a `Vec` does not move its memory. No thread uses them meanwhile.
+    let (name, code) = match segment.operation {
+        NativeOperation::AllReduce(reduction) => {
+            let (count, kind, op) = elements(reduction);
+            // SAFETY: as stated above.
+            let code = unsafe { ffi::MPI_Iallreduce(send, receive, count, kind, op, comm, request) };
+            ("MPI_Iallreduce", code)
+        }
+        NativeOperation::Reduce { reduction, root } => {
+            let ((count, kind, op), root) = (elements(reduction), to_c_int(root));
+            // SAFETY: as stated above.
+            let code = unsafe { ffi::MPI_Ireduce(send, receive, count, kind, op, root, comm, request) };
+            ("MPI_Ireduce", code)
+        }
+        NativeOperation::ReduceScatter(reduction) => {
+            let (count, kind, op) = elements(reduction);
+            // SAFETY: as stated above.
+            let code =
+                unsafe { ffi::MPI_Ireduce_scatter_block(send, receive, count, kind, op, comm, request) };
+            ("MPI_Ireduce_scatter_block", code)
+        }
+        NativeOperation::Broadcast { root } => {
+            // SAFETY: as stated above.
+            let code = unsafe { ffi::MPI_Ibcast(receive, bytes, byte, to_c_int(root), comm, request) };
+            ("MPI_Ibcast", code)
+        }
+        NativeOperation::AllGather => {
+            // SAFETY: as stated above.
+            let code = unsafe { ffi::MPI_Iallgather(send, bytes, byte, receive, bytes, byte, comm, request) };
+            ("MPI_Iallgather", code)
+        }
+        NativeOperation::AllToAll => {
+            // SAFETY: as stated above.
+            let code = unsafe { ffi::MPI_Ialltoall(send, bytes, byte, receive, bytes, byte, comm, request) };
+            ("MPI_Ialltoall", code)
+        }
+    };
+    check(name, code)
+}
+
+fn datatype(element: NativeElement) -> ffi::MPI_Datatype {
+    // SAFETY: constants that the library initialises when it is loaded.
+    unsafe {
+        match element {
+            NativeElement::F32 => ffi::RSMPI_FLOAT,
+            NativeElement::F64 => ffi::RSMPI_DOUBLE,
+            NativeElement::I8 => ffi::RSMPI_INT8_T,
+            NativeElement::I32 => ffi::RSMPI_INT32_T,
+            NativeElement::I64 => ffi::RSMPI_INT64_T,
+            NativeElement::U8 => ffi::RSMPI_UINT8_T,
+            NativeElement::U32 => ffi::RSMPI_UINT32_T,
+            NativeElement::U64 => ffi::RSMPI_UINT64_T,
+        }
+    }
+}
+
+fn function(op: NativeOp) -> ffi::MPI_Op {
+    // SAFETY: constants that the library initialises when it is loaded.
+    unsafe {
+        match op {
+            NativeOp::Sum => ffi::RSMPI_SUM,
+            NativeOp::Product => ffi::RSMPI_PROD,
+            NativeOp::Min => ffi::RSMPI_MIN,
+            NativeOp::Max => ffi::RSMPI_MAX,
+        }
+    }
 }
 
 fn received_bytes(status: &ffi::MPI_Status) -> io::Result<usize> {

@@ -45,7 +45,7 @@ struct ProcessesWithMessages;
 
 impl Fabric for ProcessesWithMessages {
     fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
-        run(world_size, &program, |world| Ok(MpiTransport::new(world)));
+        run(world_size, &program, None, |world| Ok(MpiTransport::new(world)));
     }
 
     fn has_store(&self) -> bool {
@@ -66,7 +66,7 @@ struct ProcessesWithMemory;
 
 impl Fabric for ProcessesWithMemory {
     fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
-        run(world_size, &program, |world| {
+        run(world_size, &program, None, |world| {
             let due = world.runtime.deadline(Duration::from_secs(60)).into();
             MpiTransport::with_shared_memory(world, &due)
         });
@@ -74,6 +74,27 @@ impl Fabric for ProcessesWithMemory {
 
     fn shared_memory(&self) -> Option<Reach> {
         Some(Reach::Slots)
+    }
+
+    fn processes(&self) -> Option<&dyn Processes> {
+        Some(&Mpi)
+    }
+}
+
+/// A fabric of processes with messages, whose collectives the library executes.
+struct ProcessesWithLibrary;
+
+impl Fabric for ProcessesWithLibrary {
+    fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
+        run(world_size, &program, Some(1), |world| Ok(MpiTransport::new(world)));
+    }
+
+    fn has_native(&self) -> bool {
+        true
+    }
+
+    fn shared_memory(&self) -> Option<Reach> {
+        None
     }
 
     fn processes(&self) -> Option<&dyn Processes> {
@@ -110,12 +131,15 @@ impl Processes for Mpi {
 fn run(
     world_size: usize,
     program: &TransportProgram,
+    native_from: Option<usize>,
     join: fn(Arc<World>) -> dist_transport::Result<MpiTransport>,
 ) {
     PROGRAMS.fetch_add(1, Ordering::Relaxed);
     let is_member = index(SimpleCommunicator::world().rank()) < world_size;
     let result = if is_member {
-        let world = library::spawn(|started| library::serve(&split(true).unwrap(), started)).unwrap();
+        let world =
+            library::spawn(move |started| library::serve(&split(true).unwrap(), native_from, started))
+                .unwrap();
         catch_unwind(AssertUnwindSafe(|| {
             let transport: Box<dyn Transport> = Box::new(join(world).unwrap());
             program(transport);
@@ -142,12 +166,15 @@ fn text(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without text")
 }
 
-/// Checks a promise with shared memory if it is about that, else with messages only.
+/// Checks a promise with shared memory or with collectives of the library if it is about them, else with messages only.
 fn check(promise: &str) {
     let is_of_memory =
         ["shm_group::", "exposed::", "_in_shared_memory"].iter().any(|part| promise.contains(part));
-    let fabric: &'static dyn Fabric =
-        if is_of_memory { &ProcessesWithMemory } else { &ProcessesWithMessages };
+    let fabric: &'static dyn Fabric = match is_of_memory {
+        true => &ProcessesWithMemory,
+        false if promise.starts_with("native::") => &ProcessesWithLibrary,
+        false => &ProcessesWithMessages,
+    };
     let before = PROGRAMS.load(Ordering::Relaxed);
     conformance::check(promise, fabric);
     assert!(
@@ -159,8 +186,8 @@ fn check(promise: &str) {
 #[test]
 #[ignore = "cargo xtask mpi starts it with mpirun -n 4"]
 fn the_promises_hold_over_processes() {
-    let (universe, level) = initialize_with_threading(Threading::Serialized).unwrap();
-    assert!(level >= Threading::Serialized, "{level:?}");
+    let (universe, level) = initialize_with_threading(Threading::Multiple).unwrap();
+    assert!(level >= Threading::Multiple, "{level:?}");
     assert_eq!(Mpi.count(), 4, "start it with mpirun -n 4");
     let is_left_out = |promise: &str| LEFT_OUT.iter().any(|(name, _)| promise.starts_with(name));
     conformance::promises().filter(|promise| !is_left_out(promise)).for_each(check);

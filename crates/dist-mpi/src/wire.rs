@@ -4,6 +4,9 @@ use std::io;
 
 use bytemuck::cast_slice;
 use dist_transport::cpu::CacheLine;
+use dist_transport::native::NativeOperation;
+
+use crate::library::{CreateCommunicator, NativeComm};
 
 /// The memory of a packet. It belongs to the wire from the moment it is sent until the library has finished
 /// with it.
@@ -111,11 +114,31 @@ impl Packet {
     }
 }
 
+/// A part of a collective that the library executes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NativeSegment {
+    pub(crate) operation: NativeOperation,
+    /// Bytes of the buffer, or of the part of each rank.
+    pub(crate) bytes: usize,
+    /// A number that no other segment of this process has.
+    pub(crate) number: u64,
+}
+
+/// The memory of a segment that is complete.
+#[derive(Debug)]
+pub(crate) struct FinishedNative {
+    pub(crate) number: u64,
+    pub(crate) send: Buffer,
+    pub(crate) receive: Buffer,
+}
+
 /// The packets that have arrived since the last look, and free buffers.
 #[derive(Debug, Default)]
 pub(crate) struct Completions {
     /// Packets, with their senders and tags.
     pub(crate) arrived: Vec<(usize, Tag, Packet)>,
+    /// Segments of collectives.
+    pub(crate) natives: Vec<FinishedNative>,
     /// Buffers of full size that are free: those whose packets have been sent, and those that were taken. The
     /// wire uses them for further packets.
     pub(crate) spare: Vec<Buffer>,
@@ -149,8 +172,25 @@ pub(crate) trait Wire: Send {
     /// Returns how many packets are on their way to this process.
     fn in_flight_to(&self, to: usize) -> usize;
 
-    /// Returns how many packets are on their way to all processes.
+    /// Returns how many packets are on their way to all processes, and how many segments of collectives are open.
     fn in_flight(&self) -> usize;
+
+    /// Returns a function that creates the communicator of these processes. It blocks until all of them have called it,
+    /// and is called without a lock. The count is that of the communicators which the first of them has created.
+    fn create_communicator(&self, _members: &[usize], _count: u64) -> io::Result<CreateCommunicator> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Begins to execute a segment of a collective. The wire owns the memory until the segment is complete.
+    fn begin_native(
+        &mut self,
+        _comm: NativeComm,
+        _segment: NativeSegment,
+        _send: Buffer,
+        _receive: Buffer,
+    ) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// Ends the use of the library. All processes have sent their last packet, and it has arrived.
     fn close(&mut self) -> io::Result<()>;

@@ -12,8 +12,12 @@ use dist_transport::process::HostAbort;
 use dist_transport::runtime::{Task, Unparker};
 use dist_transport::{Abort, Cause, ChannelId, Fingerprint, Runtime};
 
+use crate::library::{CreateCommunicator, NativeComm};
+use crate::native::Natives;
 use crate::records::{self, WaitReport};
-use crate::wire::{Buffer, Completions, HEADER, IN_FLIGHT_MAX, Kind, Packet, SEGMENT, Tag, Wire};
+use crate::wire::{
+    Buffer, Completions, HEADER, IN_FLIGHT_MAX, Kind, NativeSegment, Packet, SEGMENT, Tag, Wire,
+};
 
 /// Bytes that a rank may send to another one on one channel before that one takes some.
 const WINDOW: usize = 8 * SEGMENT;
@@ -31,6 +35,8 @@ pub(crate) struct World {
     pub(crate) runtime: Runtime,
     pub(crate) rank: usize,
     pub(crate) placement: Vec<Placement>,
+    /// The smallest collective in bytes that the library executes, if it executes any.
+    pub(crate) native_from: Option<usize>,
     abort: OnceLock<Abort>,
     /// The abort that this rank has proposed, until there is a decision.
     proposed: OnceLock<Abort>,
@@ -62,6 +68,7 @@ pub(crate) struct State {
     proposed_at: Option<Duration>,
     /// On rank 0: the last report of each rank that waits long on a channel.
     waits: HashMap<(usize, u64), WaitReport>,
+    pub(crate) natives: Natives,
     leaving_since: Option<Duration>,
 }
 
@@ -108,7 +115,12 @@ pub(crate) enum SendState {
 }
 
 impl World {
-    pub(crate) fn new(wire: Box<dyn Wire>, rank: usize, placement: Vec<Placement>) -> Self {
+    pub(crate) fn new(
+        wire: Box<dyn Wire>,
+        rank: usize,
+        placement: Vec<Placement>,
+        native_from: Option<usize>,
+    ) -> Self {
         let size = placement.len();
         let state = State {
             wire,
@@ -118,12 +130,14 @@ impl World {
             by_id: HashMap::new(),
             proposed_at: None,
             waits: HashMap::new(),
+            natives: Natives::default(),
             leaving_since: None,
         };
         Self {
             runtime: Runtime::system(),
             rank,
             placement,
+            native_from,
             abort: OnceLock::new(),
             proposed: OnceLock::new(),
             state: Mutex::new(state),
@@ -166,6 +180,7 @@ impl World {
         if let Err(error) = state.wire.poll(&mut state.completions) {
             self.library_failed(&error);
         }
+        state.completions.natives.drain(..).for_each(|finished| state.natives.finish(finished));
         let mut arrived = std::mem::take(&mut state.completions.arrived);
         for (from, tag, packet) in arrived.drain(..) {
             self.handle_in_order(state, from, tag, packet);
@@ -237,7 +252,7 @@ impl World {
     }
 
     /// Ends the job on this rank. Nothing can be sent through a library that fails.
-    fn library_failed(&self, error: &io::Error) {
+    pub(crate) fn library_failed(&self, error: &io::Error) {
         let cause = Cause::gave_up(format_args!("the MPI library failed: {error}"));
         self.accept(Abort { cause, rank: self.rank, reporter: self.rank, call: Fingerprint::NONE });
     }
@@ -437,6 +452,7 @@ impl State {
     fn is_over(&self) -> bool {
         self.leaving_since.is_some()
             && self.wire.in_flight() == 0
+            && self.natives.creating == 0
             && self.peers.iter().all(|peer| peer.has_left)
     }
 
@@ -449,6 +465,26 @@ impl State {
         let tag = Tag { kind, number: peer.next_sent };
         peer.next_sent = Tag::after(peer.next_sent);
         self.wire.send(to, tag, buffer, bytes)
+    }
+
+    /// See [`Wire::create_communicator`].
+    pub(crate) fn create_communicator(
+        &self,
+        members: &[usize],
+        count: u64,
+    ) -> io::Result<CreateCommunicator> {
+        self.wire.create_communicator(members, count)
+    }
+
+    /// See [`Wire::begin_native`].
+    pub(crate) fn begin_native(
+        &mut self,
+        comm: NativeComm,
+        segment: NativeSegment,
+        send: Buffer,
+        receive: Buffer,
+    ) -> io::Result<()> {
+        self.wire.begin_native(comm, segment, send, receive)
     }
 
     /// Returns the place of a channel, which is made if it is new.

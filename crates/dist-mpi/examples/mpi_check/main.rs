@@ -17,7 +17,7 @@ use std::time::Duration;
 use cases::Case;
 use check::Checker;
 use dist_collectives::algorithms::ALGORITHMS;
-use dist_collectives::{Communicator, ReduceOp};
+use dist_collectives::{Communicator, ReduceOp, ReductionOrder};
 use dist_mpi::{MpiOptions, MpiTransport};
 use dist_transport::{
     Abort, Cause, Error, Fingerprint, Incoming, LazyDeadline, Outgoing, Result, Sink, Transport,
@@ -25,7 +25,7 @@ use dist_transport::{
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-const HELP: &str = "mpi_check matrix [WORD…] | messages | threads | timeout | mismatch | length | leaver | panic | memory | death";
+const HELP: &str = "mpi_check matrix [WORD…] | native [WORD…] | native_threads | native_stop | messages | threads | timeout | mismatch | length | leaver | panic | memory | death";
 const OURS: Fingerprint = Fingerprint([1; Fingerprint::SIZE]);
 const THEIRS: Fingerprint = Fingerprint([2; Fingerprint::SIZE]);
 const LONG: Duration = Duration::from_secs(60);
@@ -48,7 +48,14 @@ fn main() -> ExitCode {
 fn run(case: &str, words: &[String]) -> Result<(), BoxError> {
     let messages = MpiOptions::new().without_shared_memory();
     match case {
-        "matrix" => return matrix(&mut Communicator::new(messages.init_transport()?), words),
+        "matrix" => return matrix(&mut Communicator::new(messages.init_transport()?), words, |_| true),
+        "native" => {
+            let mut comm = Communicator::new(messages.with_native_collectives(1).init_transport()?);
+            matrix(&mut comm, words, |case| !decides_about_nan(case))?;
+            return native_traffic(&mut comm);
+        }
+        "native_threads" => return native_threads(messages.with_native_collectives(1).init()?),
+        "native_stop" => return native_stop(messages.with_native_collectives(1).init()?),
         "memory" => return memory(MpiOptions::new().init()?),
         _ => {}
     }
@@ -68,13 +75,17 @@ fn run(case: &str, words: &[String]) -> Result<(), BoxError> {
 }
 
 /// Compares every operation, reduction and element type whose name has all of the words with the oracle.
-fn matrix(comm: &mut Communicator, words: &[String]) -> Result<(), BoxError> {
+fn matrix(
+    comm: &mut Communicator,
+    words: &[String],
+    is_checked: impl Fn(&Case) -> bool,
+) -> Result<(), BoxError> {
     let world_size = comm.world_size();
     let mut checker = Checker::new(world_size);
     let (mut count, mut calls) = (0, 0);
     for case in Case::all(ALGORITHMS, world_size) {
         let name = case.to_string();
-        if !words.iter().all(|word| name.contains(word.as_str())) {
+        if !words.iter().all(|word| name.contains(word.as_str())) || !is_checked(&case) {
             continue;
         }
         if !checker.check(comm, case).map_err(|error| format!("{name}: {error}"))? {
@@ -87,6 +98,82 @@ fn matrix(comm: &mut Communicator, words: &[String]) -> Result<(), BoxError> {
         println!("{count} cases with {calls} calls agree with the oracle on {world_size} ranks");
     }
     if count == 0 { Err("no case has these words".into()) } else { Ok(()) }
+}
+
+/// Returns `true` if the library decides about NaN and the sign of zeros in the results.
+fn decides_about_nan(case: &Case) -> bool {
+    let is_native = case.order == ReductionOrder::Any && case.algorithm.is_none();
+    is_native && case.dtype.is_float() && matches!(case.op, ReduceOp::Min | ReduceOp::Max)
+}
+
+/// Checks that the bytes of a call of the library are no messages of the transport.
+fn native_traffic(comm: &mut Communicator) -> Result<(), BoxError> {
+    let (rank, ranks, len) = (comm.rank(), comm.world_size(), 3_000_001);
+    let before = comm.traffic();
+    let mut values = vec![rank as f32; len];
+    comm.with_order(ReductionOrder::Any).all_reduce(&mut values, ReduceOp::Max)?;
+    expect(values.iter().all(|&value| value == (ranks - 1) as f32), "a maximum is wrong")?;
+    let sent = comm.traffic().bytes_sent - before.bytes_sent;
+    expect(sent < len as u64, &format!("{sent} bytes were sent as messages"))
+}
+
+/// Checks calls of the library by several threads at once, in another order on each rank, among all ranks and among
+/// groups that have members in common.
+fn native_threads(mut comm: Communicator) -> Result<(), BoxError> {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let runtime = comm.runtime().clone();
+    let mut comms = Vec::new();
+    for thread in 0..6 {
+        let members: Vec<usize> =
+            (0..ranks).filter(|member| thread < 3 || member % 3 != thread - 3).collect();
+        let mut group = comm.subgroup(&members)?;
+        if let Some(group) = &mut group {
+            group.set_order(ReductionOrder::Any);
+        }
+        comms.extend(group.map(|group| (thread, members.iter().sum::<usize>(), group)));
+    }
+    if rank % 2 == 1 {
+        comms.reverse();
+    }
+    let work = move |(thread, sum, mut group): (usize, usize, Communicator)| -> Result<bool, BoxError> {
+        let mut is_right = true;
+        for round in 0..30 {
+            let mut values = vec![(rank + round) as u64; 1000 << (thread * round % 7)];
+            group.all_reduce(&mut values, ReduceOp::Sum)?;
+            let expected = (sum + round * group.world_size()) as u64;
+            is_right &= values.iter().all(|&value| value == expected);
+        }
+        Ok(is_right)
+    };
+    let spawn = |comm| runtime.spawn("group", move || work(comm));
+    let tasks = comms.into_iter().map(spawn).collect::<std::io::Result<Vec<_>>>()?;
+    for task in tasks {
+        let is_right = task.join().map_err(|_| "a thread has panicked")??;
+        expect(is_right, "a thread received the sum of another")?;
+    }
+    Ok(comm.barrier()?)
+}
+
+/// Stops the process of the last rank in the middle of calls of the library. The others must name it.
+fn native_stop(mut comm: Communicator) -> Result<(), BoxError> {
+    let last = comm.world_size() - 1;
+    if comm.rank() == last {
+        let script = format!("sleep 1; kill -STOP {0}; sleep 20; kill -CONT {0}", std::process::id());
+        std::process::Command::new("sh").args(["-c", &script]).spawn()?;
+    }
+    comm.set_timeout(Duration::from_secs(10));
+    comm.set_order(ReductionOrder::Any);
+    let mut values = vec![1.0_f32; 8 << 20];
+    let error = loop {
+        if let Err(error) = comm.all_reduce(&mut values, ReduceOp::Max) {
+            break error;
+        }
+    };
+    expect(
+        comm.rank() == last || error.peer() == Some(last),
+        &format!("the error names another rank: {error}"),
+    )?;
+    Err(error.into())
 }
 
 /// Checks the communicator that users get: shared memory among the ranks of a host, and forks of it.
