@@ -404,7 +404,7 @@ impl DataParallel {
     }
 
     /// Returns the variables. They are sorted by name unless [`Variables::new`] was given another order.
-    pub const fn variables(&self) -> &Variables {
+    pub fn variables(&self) -> &Variables {
         self.ddp.model()
     }
 

@@ -660,6 +660,7 @@ impl Error {
             Self::StepsDiffer { .. }
                 | Self::AccumulatedDiffers { .. }
                 | Self::NoMicroBatches
+                | Self::NoSchedule { .. }
                 | Self::NotWithStrategy { .. }
                 | Self::PipelinesDiffer { .. }
                 | Self::ScheduledMicroBatches { .. }

@@ -19,6 +19,11 @@ impl EvaluationLosses {
         Self { losses: vec![-0.0; micro_batches], count: 0 }
     }
 
+    /// Returns the number of micro-batches.
+    pub(crate) const fn len(&self) -> usize {
+        self.losses.len()
+    }
+
     /// Adds the loss of a micro-batch that this rank has computed.
     pub(crate) fn add(&mut self, index: usize, (loss, count): WeightedLoss) {
         self.losses[index] = loss;

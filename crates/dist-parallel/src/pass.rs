@@ -18,7 +18,7 @@ pub struct Pass {
 }
 
 /// The number of a trainer's steps, and the mode of its forwards outside of steps.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Passes {
     steps: u64,
     trains: bool,

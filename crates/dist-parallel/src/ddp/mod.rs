@@ -211,7 +211,7 @@ impl<M: Params> Ddp<M> {
 
     /// Returns the mean gradient of a parameter, until the next computation begins. `None` if no micro-batch had one.
     pub fn gradient(&self, parameter: usize) -> Option<Values<'_>> {
-        self.engine.stage.gradients.mean(parameter)
+        self.engine.stage().gradients.mean(parameter)
     }
 
     /// Returns the names of the trained parameters for which no micro-batch of the last step had a gradient on any
@@ -219,8 +219,8 @@ impl<M: Params> Ddp<M> {
     /// have forgotten to report them.
     #[doc(alias = "find_unused_parameters")]
     pub fn without_gradient(&self) -> Vec<&str> {
-        without_gradient(self.engine.stage.model.infos(), |parameter| {
-            self.engine.stage.gradients.mean(parameter).is_some()
+        without_gradient(self.engine.stage().model.infos(), |parameter| {
+            self.engine.stage().gradients.mean(parameter).is_some()
         })
     }
 
@@ -257,9 +257,9 @@ impl<M: Params> Ddp<M> {
     /// The model does not hand out its parameters.
     pub fn for_each_parameter(&self, mut f: impl FnMut(usize, Values<'_>)) -> Result<()> {
         let own =
-            self.engine.stage.model.infos().iter().enumerate().filter(|(_, info)| info.same_as.is_none());
+            self.engine.stage().model.infos().iter().enumerate().filter(|(_, info)| info.same_as.is_none());
         own.map(|(parameter, _)| parameter).try_for_each(|parameter| {
-            params::read(&self.engine.stage.model, parameter, &mut |values| f(parameter, values))
+            params::read(&self.engine.stage().model, parameter, &mut |values| f(parameter, values))
         })
     }
 
@@ -308,9 +308,9 @@ impl<M: Params> Ddp<M> {
     /// # Errors
     /// The model does not hand out its parameters.
     pub fn compare_parameters(&mut self) -> Result<()> {
-        let trained: Vec<usize> = self.engine.stage.gradients.parameters().collect();
+        let trained: Vec<usize> = self.engine.stage().gradients.parameters().collect();
         let checksum =
-            |parameter| Ok((parameter, mutation_check::checksum(&self.engine.stage.model, parameter)?));
+            |parameter| Ok((parameter, mutation_check::checksum(&self.engine.stage().model, parameter)?));
         let checksums = trained.into_iter().map(checksum).collect();
         let checksums = self.engine.or_abort(checksums)?;
         self.engine.updates.record_parameters(checksums);
@@ -342,13 +342,13 @@ impl<M: Params> Ddp<M> {
     }
 
     /// Returns the model.
-    pub const fn model(&self) -> &M {
-        &self.engine.stage.model
+    pub fn model(&self) -> &M {
+        &self.engine.stage().model
     }
 
     /// Returns the model, for example to evaluate it. If you change its parameters, change them alike on every rank.
-    pub const fn model_mut(&mut self) -> &mut M {
-        &mut self.engine.stage.model
+    pub fn model_mut(&mut self) -> &mut M {
+        &mut self.engine.stage_mut().model
     }
 
     /// Returns this rank's number.
@@ -373,7 +373,7 @@ impl<M: Params> Ddp<M> {
 
     /// Ends the training and returns the communicator and the model.
     pub fn into_parts(self) -> (Communicator, M) {
-        (self.engine.world, self.engine.stage.model)
+        self.engine.into_parts()
     }
 }
 
@@ -410,14 +410,14 @@ impl<M: Params> Ddp<M> {
     where
         M: Block<A>,
     {
-        self.engine.stage.model.begin_forward(self.engine.passes.outside());
-        let (output, _) = self.engine.stage.model.forward(input).map_err(Error::compute)?;
+        self.engine.begin_forward(self.engine.passes.outside());
+        let (output, _) = self.engine.stage_mut().model.forward(input).map_err(Error::compute)?;
         Ok(output)
     }
 }
 
 impl<M> fmt::Debug for Ddp<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Ddp({:?}, {} buckets)", self.engine.world, self.engine.stage.gradients.bucket_count())
+        write!(f, "Ddp({:?}, {} buckets)", self.engine.world, self.engine.stage().gradients.bucket_count())
     }
 }

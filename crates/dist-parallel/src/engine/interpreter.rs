@@ -103,10 +103,10 @@ impl<'a, 'c, 's, M: Params, A> Interpreter<'a, 'c, 's, M, A> {
             }
             StepAction::SendActivation(item) => {
                 let output = self.outputs.remove(&item).expect(PROVEN);
-                pipeline.as_mut().expect(PROVEN).send_activation(item, output)
+                pipeline.as_mut().expect(PROVEN).send_activation(item, output, groups)
             }
             StepAction::ReceiveActivation(item) => {
-                let input = pipeline.as_mut().expect(PROVEN).receive_activation(item)?;
+                let input = pipeline.as_mut().expect(PROVEN).receive_activation(item, groups)?;
                 self.inputs.insert(item, input);
                 Ok(())
             }
@@ -115,7 +115,7 @@ impl<'a, 'c, 's, M: Params, A> Interpreter<'a, 'c, 's, M, A> {
                 pipeline.as_mut().expect(PROVEN).send_gradient(item, &gradient)
             }
             StepAction::ReceiveGradient(item) => {
-                let gradient = pipeline.as_mut().expect(PROVEN).receive_gradient(item)?;
+                let gradient = pipeline.as_mut().expect(PROVEN).receive_gradient(item, groups)?;
                 self.output_gradients.insert(item, gradient);
                 Ok(())
             }
@@ -126,14 +126,18 @@ impl<'a, 'c, 's, M: Params, A> Interpreter<'a, 'c, 's, M, A> {
     fn compute(&mut self, UnitOf { stage, .. }: UnitOf, micro_batch: usize) -> Result<()> {
         let assigned = (self.pass.assigned)(micro_batch);
         let Some(index) = assigned.index else { return Ok(()) };
-        let Stage { model, gradients, .. } = find(self.stages, stage);
+        let Stage { model, gradients, buffers, .. } = find(self.stages, stage);
         model.begin_forward(assigned.pass);
         let mut ready = |parameter: usize, values: Values<'_>| -> Result<(), BoxError> {
             gradients.begin(assigned.number, assigned.role);
             Ok(gradients.report(assigned.number, parameter, values, &mut self.groups.reduce())?)
         };
         let loss = match &mut *self.pass.work {
-            Work::OwnCode { compute, .. } => compute(model, index, &mut ready),
+            Work::OwnCode { compute, .. } => {
+                buffers.record_forward();
+                compute(model, index, &mut ready)
+            }
+            // The caller records whether the model goes forward.
             Work::OwnStep(step) => step(model),
             Work::Blocks { .. } => unreachable!("{PROVEN}"),
         };
@@ -175,7 +179,11 @@ impl<'a, 'c, 's, M: Params, A> Interpreter<'a, 'c, 's, M, A> {
     fn input_of(&mut self, item: Item) -> Result<Option<A>> {
         let assigned = (self.pass.assigned)(item.micro_batch);
         let Some(index) = assigned.index else { return Ok(None) };
-        find(self.stages, item.stage).model.begin_forward(assigned.pass);
+        let Stage { model, buffers, .. } = find(self.stages, item.stage);
+        model.begin_forward(assigned.pass);
+        if self.pass.work.trains() {
+            buffers.record_forward();
+        }
         let Some(before) = item.stage.checked_sub(1) else {
             let Work::Blocks { source, .. } = &mut *self.pass.work else { unreachable!("{PROVEN}") };
             return source.input(index).map(Some).map_err(Error::compute);

@@ -1,9 +1,9 @@
-//! The engine of data-parallel training: the state of one rank, and steps with or without sharded parameters.
+//! The engine of training: the state of one rank, and the steps of every strategy.
 //!
-//! [`Ddp`](crate::Ddp), [`Fsdp`](crate::fsdp::Fsdp) and [`LocalSgd`](crate::local_sgd::LocalSgd) are its interfaces.
-//! Without sharding, each rank has a replica of the model. The engine runs rounds: in each, a rank computes one
-//! micro-batch or, if others need it, none. The [`Interpreter`] executes the [`RoundActions`], also for
-//! [`Pipeline`](crate::pipeline::Pipeline).
+//! [`Ddp`](crate::Ddp), [`Fsdp`](crate::fsdp::Fsdp), [`Pipeline`](crate::pipeline::Pipeline) and
+//! [`LocalSgd`](crate::local_sgd::LocalSgd) are its interfaces. A rank that has the whole model, or a shard of it, runs
+//! rounds: in each, it computes one micro-batch or, if others need it, none. A rank that has some stages of the model runs
+//! the list of a schedule, which has all micro-batches. The [`Interpreter`] executes both.
 
 mod actions;
 mod initial;
@@ -40,22 +40,27 @@ use crate::hook_worker::HookWorker;
 use crate::loss::WeightedLoss;
 use crate::norm::{SquareRange, SumOfSquares};
 use crate::pass::Passes;
+use crate::pipeline::PipelineState;
 use crate::unreported::{Unreported, without_gradient};
 use crate::updates::Updates;
 use crate::{
     Bucket, BucketHook, BucketPlace, BucketPlan, Chunk, DdpOptions, Error, Optimizer, ParamInfo, Params,
-    Result, Shards, Values, ValuesMut, norm, params,
+    Pass, Result, Shards, Values, ValuesMut, norm, params,
 };
 
-/// The state of one rank of a data-parallel training.
+/// The state of one rank of a training.
 pub(crate) struct StepEngine<M> {
-    /// The group of all ranks.
+    /// The group of all ranks or, in a pipeline, of the ranks of this pipeline.
     pub(crate) world: Communicator,
     pub(crate) groups: Groups,
-    /// The whole model.
-    pub(crate) stage: Stage<M>,
-    /// The model's parameters, with the types of the master values that the optimizer updates.
+    /// This rank's stages of the model, in order. A model that is not divided into stages is one.
+    pub(crate) stages: Vec<Stage<M>>,
+    /// The parameters of the whole model.
+    pub(crate) infos: Vec<ParamInfo>,
+    /// The same with the types of the master values that the optimizer updates.
     kept: Vec<ParamInfo>,
+    /// The schedule, the messages and the ties between stages. `None` if the model is not divided into stages.
+    pub(crate) pipeline: Option<PipelineState>,
     agreement: Agreement,
     pub(crate) actions: RoundActions,
     /// The number of actions of the next forward that a prefetch has executed.
@@ -67,7 +72,7 @@ pub(crate) struct StepEngine<M> {
     computed: usize,
     count: u64,
     /// This rank's losses since the last step, one per round.
-    losses: Vec<f32>,
+    pub(crate) losses: Vec<f32>,
     /// The sum of this rank's losses in the last call that computed gradients, and their total weight.
     pub(crate) of_call: WeightedLoss,
     pub(crate) passes: Passes,
@@ -94,6 +99,23 @@ pub(crate) struct GradientSetup {
     pub(crate) memory: GradientMemory,
     pub(crate) hook: Option<Box<dyn BucketHook>>,
     pub(crate) agreement: Agreement,
+}
+
+impl<M> StepEngine<M> {
+    /// Returns the only stage of a model that is not divided into stages.
+    pub(crate) fn stage(&self) -> &Stage<M> {
+        &self.stages[0]
+    }
+
+    /// Returns the same stage, to change it.
+    pub(crate) fn stage_mut(&mut self) -> &mut Stage<M> {
+        &mut self.stages[0]
+    }
+
+    /// Ends the training. Returns the communicator and the only stage.
+    pub(crate) fn into_parts(mut self) -> (Communicator, M) {
+        (self.world, self.stages.swap_remove(0).model)
+    }
 }
 
 impl<M: Params> StepEngine<M> {
@@ -151,17 +173,11 @@ impl<M: Params> StepEngine<M> {
         let tensors = layout.tensors(model.infos());
         let worker = hook.map(|hook| HookWorker::start(&mut groups.replicas, hook, tensors)).transpose();
         groups.hook = or_abort(&mut world, worker)?;
-        let kept = model.infos().iter().zip(&plan.layout.locations).map(|(info, location)| {
-            let flat_param =
-                location.map(|location| &plan.layout.units[location.unit].flat_params[location.flat_param]);
-            let dtype = flat_param.map_or(info.dtype, |flat_param| flat_param.master_dtype(precision));
-            ParamInfo { dtype, ..info.clone() }
-        });
-        let (rank, kept) = (groups.shards.rank(), kept.collect());
+        let (rank, infos) = (groups.shards.rank(), model.infos().to_vec());
         let actions = RoundActions::new(&plan);
         let stage = Stage {
             number: 0,
-            range: 0..model.infos().len(),
+            range: 0..infos.len(),
             parameters,
             gradients: Gradients::new(layout, degrees.scatter(), memory, keeps_residual, rank),
             buffers: Buffers::new(model.infos()),
@@ -169,11 +185,30 @@ impl<M: Params> StepEngine<M> {
             plan,
             tie_of: Vec::new(),
         };
-        Ok(Self {
+        Ok(Self::of_stages(world, groups, vec![stage], infos, agreement, actions))
+    }
+
+    /// Returns the state of a rank with these stages of a model, whose parameters are `infos`.
+    pub(crate) fn of_stages(
+        world: Communicator,
+        groups: Groups,
+        stages: Vec<Stage<M>>,
+        infos: Vec<ParamInfo>,
+        agreement: Agreement,
+        actions: RoundActions,
+    ) -> Self {
+        let precision = stages[0].plan.options.precision;
+        let master = |info: &ParamInfo| {
+            let dtype = precision.master.filter(|_| info.trainable).unwrap_or(info.dtype);
+            ParamInfo { dtype, ..info.clone() }
+        };
+        Self {
+            kept: infos.iter().map(master).collect(),
             groups,
-            kept,
             world,
-            stage,
+            stages,
+            infos,
+            pipeline: None,
             agreement,
             actions,
             prefetched: None,
@@ -187,37 +222,53 @@ impl<M: Params> StepEngine<M> {
             updates: Updates::new(),
             unreported: Unreported::default(),
             computes: false,
-        })
+        }
     }
 
     /// Returns this rank's shard of a parameter's mean gradient, with its range in the parameter.
     pub(crate) fn gradient(&self, parameter: usize) -> Option<(Range<usize>, Values<'_>)> {
-        let location = (*self.stage.plan.layout.locations.get(parameter)?)?;
-        let flat_param = &self.stage.plan.layout.units[location.unit].flat_params[location.flat_param];
+        let Stage { plan, gradients, .. } = self.stage();
+        let location = (*plan.layout.locations.get(parameter)?)?;
+        let flat_param = &plan.layout.units[location.unit].flat_params[location.flat_param];
         let chunk = flat_param.chunk(location.place, self.groups.shards.rank())?;
-        let values = self.stage.gradients.mean_of_chunk(chunk.parameter, chunk.offset, chunk.len)?;
+        let values = gradients.mean_of_chunk(chunk.parameter, chunk.offset, chunk.len)?;
         Some((chunk.offset..chunk.offset + chunk.len, values))
     }
 
-    /// Returns the names of the trained parameters for which no micro-batch of the last step had a gradient.
+    /// Returns the names of the trained parameters of this rank's stages for which no micro-batch of the last step had a
+    /// gradient.
     pub(crate) fn without_gradient(&self) -> Vec<&str> {
-        without_gradient(self.stage.model.infos(), |parameter| self.stage.gradients.used()[parameter])
+        without_gradient(&self.infos, |parameter| {
+            let Some(stage) = self.stages.iter().find(|stage| stage.range.contains(&parameter)) else {
+                return true;
+            };
+            let of_tie = self.pipeline.as_ref().and_then(|pipeline| pipeline.has_tied_gradient(parameter));
+            of_tie.unwrap_or_else(|| stage.gradients.used()[parameter - stage.range.start])
+        })
     }
 
     /// Returns the Euclidean norm of all gradients.
     pub(crate) fn gradient_norm(&mut self) -> Result<f64> {
-        let ended = self.check_ended();
-        self.or_abort(ended)?;
-        let precision = self.stage.plan.options.precision;
-        let range = SquareRange::of(
-            self.stage.plan.layout.flat_params().map(|(_, flat_param)| flat_param.reduce_dtype(precision)),
-        );
-        let mut sum = SumOfSquares::new(range);
-        self.stage.add_squares(self.groups.shards.rank(), &mut sum);
-        let mut encoded = sum.encode();
+        let norm = self.try_gradient_norm();
+        self.or_abort(norm)
+    }
+
+    fn try_gradient_norm(&mut self) -> Result<f64> {
+        self.check_ended()?;
         self.follow();
-        let added = self.groups.shards.all_reduce(&mut encoded, ReduceOp::Sum);
-        self.or_abort(added.map_err(Error::communication))?;
+        let reduced = self.stages[0].plan.options.precision.reduce;
+        let summed = self.infos.iter().filter(|info| info.buffer.is_none());
+        let range = SquareRange::of(summed.map(|info| reduced.unwrap_or(info.dtype)));
+        let (mut sum, rank) = (SumOfSquares::new(range), self.groups.shards.rank());
+        self.stages.iter().for_each(|stage| stage.add_squares(rank, &mut sum));
+        // Every shard has the parameters of several stages; the first one counts them.
+        let ties = self.pipeline.iter().filter(|_| rank == 0).flat_map(PipelineState::tied_means);
+        ties.for_each(|mean| sum.add(mean.slice(0, mean.len())));
+        let mut encoded = sum.encode();
+        let stages = self.pipeline.is_some().then_some(&mut self.world);
+        for group in stages.into_iter().chain([&mut self.groups.shards]) {
+            group.all_reduce(&mut encoded, ReduceOp::Sum).map_err(Error::communication)?;
+        }
         Ok(SumOfSquares::root(range, &encoded))
     }
 
@@ -226,7 +277,7 @@ impl<M: Params> StepEngine<M> {
         let norm = self.gradient_norm()?;
         self.updates.record_clipping(max);
         if let Some(factor) = norm::factor(norm, max) {
-            self.stage.gradients.scale(factor);
+            self.scale(factor);
         }
         Ok(norm)
     }
@@ -234,7 +285,12 @@ impl<M: Params> StepEngine<M> {
     /// Scales all gradients by a factor, which the next step compares.
     pub(crate) fn scale_gradients(&mut self, factor: f64) {
         self.updates.record_scaling(factor);
-        self.stage.gradients.scale(factor);
+        self.scale(factor);
+    }
+
+    fn scale(&mut self, factor: f64) {
+        self.stages.iter_mut().for_each(|stage| stage.gradients.scale(factor));
+        self.pipeline.iter_mut().for_each(|pipeline| pipeline.scale(factor));
     }
 
     /// Updates the parameters by their gradients.
@@ -249,7 +305,10 @@ impl<M: Params> StepEngine<M> {
         self.follow();
         // Prefetched parameters are outdated after the update.
         self.prefetched = None;
-        self.stage.update(optimizer, &mut self.groups)
+        let Self { stages, groups, .. } = self;
+        stages.iter_mut().try_for_each(|stage| stage.update(optimizer, groups))?;
+        self.update_ties(optimizer)?;
+        self.broadcast_ties()
     }
 
     /// Sets this rank's shard of all parameters from one flat slice.
@@ -259,19 +318,19 @@ impl<M: Params> StepEngine<M> {
     }
 
     fn try_set_shard(&mut self, values: Values<'_>) -> Result<()> {
-        let (expected_len, precision) = (self.shard_len(), self.stage.plan.options.precision);
+        let (expected_len, Plan { options, layout, .. }) = (self.shard_len(), &self.stage().plan);
         let (got_len, got) = (values.len(), values.dtype());
         let mut dtypes =
-            self.stage.plan.layout.flat_params().map(|(_, flat_param)| flat_param.master_dtype(precision));
+            layout.flat_params().map(|(_, flat_param)| flat_param.master_dtype(options.precision));
         let expected = dtypes.find(|dtype| *dtype != got).unwrap_or(got);
+        drop(dtypes);
         if (expected, expected_len) != (got, got_len) {
             return Err(Error::ValuesDiffer { expected_len, expected, got_len, got });
         }
         let mut rest = values;
         for (place, chunk) in self.chunks() {
-            self.stage.parameters.change(place, chunk, &mut self.stage.model, |mut own| {
-                own.copy_from(rest.part(0..chunk.len))
-            })?;
+            let Stage { parameters, model, .. } = self.stage_mut();
+            parameters.change(place, chunk, model, |mut own| own.copy_from(rest.part(0..chunk.len)))?;
             rest = rest.part(chunk.len..rest.len());
         }
         Ok(())
@@ -299,27 +358,34 @@ impl<M: Params> StepEngine<M> {
     /// Copies new master values into the model, and synchronises the buffers of all ranks.
     pub(crate) fn finish_outer_step(&mut self) -> Result<()> {
         self.all_gather_updates(|flat_param| flat_param.trainable)?;
-        let Self { stage, world, .. } = self;
-        stage.buffers.synchronise([world], &mut stage.model)
+        let Self { stages, world, .. } = self;
+        stages.iter_mut().try_for_each(|stage| stage.buffers.synchronise([&mut *world], &mut stage.model))
     }
 
     /// Ends a step that was not computed by rounds. `changes_buffers` is `true` if the model has gone forward.
     pub(crate) fn end_step_outside(&mut self, changes_buffers: bool) {
         if changes_buffers {
-            self.stage.buffers.record_forward();
+            self.stage_mut().buffers.record_forward();
         }
-        self.stage.model.begin_forward(self.passes.end_step());
+        let pass = self.passes.end_step();
+        self.begin_forward(pass);
+    }
+
+    /// Announces a forward to the blocks of this rank's stages.
+    pub(crate) fn begin_forward(&mut self, pass: Pass) {
+        self.stages.iter_mut().for_each(|stage| stage.model.begin_forward(pass));
     }
 
     /// Makes values that the program has written into the model the master values. A value that is still the rounded
     /// master value stays as precise as it is.
     pub(crate) fn adopt_model_values(&mut self) -> Result<()> {
-        self.stage.adopt(self.groups.shards.rank())
+        let rank = self.groups.shards.rank();
+        self.stage_mut().adopt(rank)
     }
 
     /// Returns the chunks of this rank's shard of all parameters, each with the position of its flat parameter.
     fn chunks(&self) -> Vec<((usize, usize), ShardChunk)> {
-        self.stage.chunks(self.groups.shards.rank())
+        self.stage().chunks(self.groups.shards.rank())
     }
 
     /// Returns the number of parameter values in this rank's shard.
@@ -332,7 +398,8 @@ impl<M: Params> StepEngine<M> {
         self.follow();
         // Prefetched parameters are outdated now.
         self.prefetched = None;
-        self.stage.publish(&mut self.groups, changed)
+        let Self { stages, groups, .. } = self;
+        stages.iter_mut().try_for_each(|stage| stage.publish(groups, &changed))
     }
 
     /// Calls `f` with the index and all values of each parameter, unit by unit, buffers included.
@@ -350,7 +417,8 @@ impl<M: Params> StepEngine<M> {
     fn for_each_unit(&mut self, mut f: impl FnMut(&M, &Layout, usize) -> Result<()>) -> Result<()> {
         self.follow();
         self.prefetched = None;
-        let Self { stage, groups, .. } = self;
+        let Self { stages, groups, .. } = self;
+        let stage = &mut stages[0];
         stage.parameters.forget();
         for unit in stage.units() {
             stage.gather(unit, groups)?;
@@ -364,29 +432,42 @@ impl<M: Params> StepEngine<M> {
 
     /// Passes the communicator's timeout and reduction order to the groups.
     pub(crate) fn follow(&mut self) {
-        self.groups.follow(&self.world);
-        self.stage.parameters.follow(&self.world);
+        let Self { world, groups, stages, pipeline, .. } = self;
+        groups.follow(world);
+        stages.iter_mut().for_each(|stage| stage.parameters.follow(world));
+        pipeline.iter_mut().for_each(|pipeline| pipeline.follow(world));
     }
 
     /// Sets the mode of forwards outside of steps and evaluations.
     pub(crate) fn set_training(&mut self, training: bool) {
         let pass = self.passes.set_training(training);
-        self.stage.model.begin_forward(pass);
+        self.begin_forward(pass);
     }
 
     /// Announces a call, so that a rank in another call gets an error.
     pub(crate) fn announce(&mut self, name: &str) {
+        self.follow();
         self.world.announce(name, name);
+        if let Some(pipeline) = &mut self.pipeline {
+            let Groups { shards, replicas, .. } = &mut self.groups;
+            let groups = [shards, replicas].into_iter().chain(&mut pipeline.sharded);
+            groups.for_each(|group| group.announce(name, name));
+        }
     }
 
     /// Returns the number of bytes that this rank has sent.
     fn bytes_sent(&self) -> u64 {
-        bytes_sent(&self.world) + self.groups.bytes_sent()
+        let of_pipeline = self.pipeline.as_ref().map_or(0, PipelineState::bytes_sent);
+        bytes_sent(&self.world) + self.groups.bytes_sent() + of_pipeline
     }
 
     /// On an error that other ranks do not get, aborts the job and drops all gradients.
     pub(crate) fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
-        or_abort(&mut self.world, result).inspect_err(|_| self.forget())
+        or_abort(&mut self.world, result).inspect_err(|error| {
+            if !error.is_on_every_rank() {
+                self.forget();
+            }
+        })
     }
 
     /// Returns an error if a computation of gradients has panicked, because the sums are then incomplete.
@@ -396,7 +477,8 @@ impl<M: Params> StepEngine<M> {
 
     /// Drops all gradients and the gathered parameters. A hook keeps its residuals.
     pub(crate) fn forget(&mut self) {
-        self.stage.forget();
+        self.stages.iter_mut().for_each(Stage::forget);
+        self.pipeline.iter_mut().for_each(PipelineState::forget);
         (self.prefetched, self.micro_batches, self.weighted) = (None, 0, false);
         (self.computed, self.count) = (0, 0);
         self.losses.clear();
@@ -407,7 +489,7 @@ impl<M: Params> StepEngine<M> {
         self.forget();
         self.updates.forget();
         self.computes = false;
-        self.stage.gradients.forget_residuals();
+        self.stages.iter_mut().for_each(|stage| stage.gradients.forget_residuals());
         self.groups.hook.as_ref().map_or(Ok(()), HookWorker::forget)
     }
 }

@@ -1,10 +1,10 @@
 //! The state that a rank has in a checkpoint: its shard of every flat parameter, and all buffers.
 
-use super::{Agreement, StepEngine};
+use super::{Agreement, Stage, StepEngine};
 use crate::checkpoint::accumulated;
-use crate::fsdp::{Degrees, ShardChunk};
+use crate::fsdp::{Degrees, Groups};
 use crate::{
-    Chunk, Communicator, ParamInfo, Params, Result, ShardMetadata, Shards, Slice, Values, ValuesMut,
+    Chunk, Communicator, Error, ParamInfo, Params, Result, ShardMetadata, Shards, Slice, Values, ValuesMut,
     mutation_check,
 };
 
@@ -14,35 +14,34 @@ impl<M: Params> Shards for StepEngine<M> {
     }
 
     fn parameters(&self) -> ShardMetadata<Chunk> {
-        self.held(self.held_chunks())
+        self.metadata(self.held_chunks().collect())
     }
 
     fn slices(&self) -> ShardMetadata<Slice> {
-        let trained = self.chunks().into_iter().filter(|(_, chunk)| self.kept[chunk.parameter].trainable);
-        let slice =
-            |(_, chunk): (_, ShardChunk)| Slice { number: chunk.parameter, chunk: chunk.in_parameter() };
-        self.held(trained.map(slice).collect())
+        let trained = self.held_chunks().filter(|chunk| self.kept[chunk.parameter].trainable);
+        self.metadata(trained.map(|chunk| Slice { number: chunk.parameter, chunk }).collect())
     }
 
     fn untrained_to_save(&self) -> Vec<Chunk> {
-        let saves = |chunk: &Chunk| match self.stage.plan.layout.locations[chunk.parameter] {
-            Some(_) => self.replicas().rank() == 0 && !self.kept[chunk.parameter].trainable,
-            None => self.world.rank() == 0,
+        // Every shard has all values of the buffers, and a part of the frozen parameters.
+        let (is_first_copy, is_first_shard) = (self.copies().0 == 0, self.groups.shards.rank() == 0);
+        let saves = |chunk: &Chunk| {
+            let ParamInfo { trainable, buffer, .. } = &self.kept[chunk.parameter];
+            is_first_copy && !trainable && (is_first_shard || buffer.is_none())
         };
-        self.held_chunks().into_iter().filter(saves).collect()
+        self.held_chunks().filter(saves).collect()
     }
 
     fn frozen_checksums(&self) -> Result<Vec<(usize, u32)>> {
-        let Degrees { shards, frees, .. } = self.stage.plan.degrees;
+        let Stage { plan, model, .. } = &self.stages[0];
+        let Degrees { shards, frees, .. } = plan.degrees;
         if frees || shards == 1 {
             return Ok(Vec::new());
         }
-        let flat_params = self.stage.plan.layout.flat_params().map(|(_, flat_param)| flat_param);
+        let flat_params = plan.layout.flat_params().map(|(_, flat_param)| flat_param);
         let frozen = flat_params.filter(|flat_param| !flat_param.trainable);
         let places = frozen.flat_map(|flat_param| &flat_param.places);
-        places
-            .map(|place| Ok((place.parameter, mutation_check::checksum(&self.stage.model, place.parameter)?)))
-            .collect()
+        places.map(|place| Ok((place.parameter, mutation_check::checksum(model, place.parameter)?))).collect()
     }
 
     fn unsaved(&self) -> Option<String> {
@@ -50,11 +49,15 @@ impl<M: Params> Shards for StepEngine<M> {
     }
 
     fn read(&self, chunk: Chunk, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
-        self.stage.read(chunk, self.groups.shards.rank(), f)
+        let stage = self.stages.iter().find(|stage| stage.range.contains(&chunk.parameter));
+        let stage = stage.ok_or(Error::Freed)?;
+        stage.read(stage.own_chunk(chunk), self.groups.shards.rank(), f)
     }
 
     fn write(&mut self, chunk: Chunk, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
-        self.stage.change(chunk, self.groups.shards.rank(), |values| {
+        let stage = self.stages.iter_mut().find(|stage| stage.range.contains(&chunk.parameter));
+        let stage = stage.ok_or(Error::Freed)?;
+        stage.change(stage.own_chunk(chunk), self.groups.shards.rank(), |values| {
             f(values);
             Ok(())
         })
@@ -65,13 +68,17 @@ impl<M: Params> Shards for StepEngine<M> {
     }
 
     fn check_alike(&mut self) -> Result<()> {
-        let Self { updates, world, kept, .. } = self;
-        updates.check(&mut [world], kept)
+        let Self { updates, world, groups: Groups { shards, replicas, .. }, kept, pipeline, .. } = self;
+        match pipeline {
+            Some(_) => updates.check(&mut [world, shards, replicas], kept),
+            None => updates.check(&mut [world], kept),
+        }
     }
 
     fn loaded(&mut self) -> Result<()> {
         self.reset()?;
-        self.all_gather_updates(|_| true)
+        let published = self.all_gather_updates(|_| true).and_then(|()| self.broadcast_ties());
+        self.or_abort(published)
     }
 
     fn steps(&self) -> u64 {
@@ -80,11 +87,17 @@ impl<M: Params> Shards for StepEngine<M> {
 
     fn set_steps(&mut self, steps: u64) {
         let pass = self.passes.set_steps(steps);
-        self.stage.model.begin_forward(pass);
+        self.begin_forward(pass);
     }
 
     fn communicator_mut(&mut self) -> &mut Communicator {
-        &mut self.world
+        self.follow();
+        let sharded = self.pipeline.as_mut().and_then(|pipeline| pipeline.sharded.as_mut());
+        sharded.unwrap_or(&mut self.world)
+    }
+
+    fn replicas_mut(&mut self) -> Option<&mut Communicator> {
+        self.pipeline.is_some().then_some(&mut self.groups.replicas)
     }
 }
 
@@ -167,6 +180,10 @@ macro_rules! __delegate_shards {
             fn communicator_mut(&mut self) -> &mut $crate::Communicator {
                 $crate::checkpoint::Shards::communicator_mut(&mut self.$field)
             }
+
+            fn replicas_mut(&mut self) -> Option<&mut $crate::Communicator> {
+                $crate::checkpoint::Shards::replicas_mut(&mut self.$field)
+            }
         }
     };
 }
@@ -174,20 +191,40 @@ macro_rules! __delegate_shards {
 pub use __delegate_shards as delegate_shards;
 
 impl<M: Params> StepEngine<M> {
-    fn held_chunks(&self) -> Vec<Chunk> {
-        self.stage.plan.layout.held_chunks(self.groups.shards.rank())
+    /// Returns what this rank holds first of the parameters that are not tied to an earlier one. Parameters of several
+    /// stages belong to the first of them, and there to the first shard.
+    fn held_chunks(&self) -> impl Iterator<Item = Chunk> {
+        let rank = self.groups.shards.rank();
+        let of_stage = move |stage: &Stage<M>| {
+            let (first, chunks) = (stage.range.start, stage.plan.layout.held_chunks(rank));
+            chunks.into_iter().map(move |chunk| Chunk { parameter: first + chunk.parameter, ..chunk })
+        };
+        let is_tied = |parameter| self.pipeline.as_ref().is_some_and(|pipeline| pipeline.is_tied(parameter));
+        self.stages.iter().flat_map(of_stage).filter(move |chunk| {
+            self.kept[chunk.parameter].same_as.is_none() && (rank == 0 || !is_tied(chunk.parameter))
+        })
     }
 
-    /// Returns the ranks that hold the same state.
-    fn replicas(&self) -> &Communicator {
-        match self.agreement {
-            Agreement::OwnRank => &self.world,
-            Agreement::BeforeRounds | Agreement::AtEnd => &self.groups.replicas,
-        }
+    /// Returns this rank's number among those that hold the same state, and their number. One of several pipelines saves,
+    /// so the others do not count.
+    fn copies(&self) -> (usize, usize) {
+        let replicas = match (&self.pipeline, self.agreement) {
+            (Some(_), _) => return (0, 1),
+            (None, Agreement::OwnRank) => &self.world,
+            (None, Agreement::BeforeRounds | Agreement::AtEnd) => &self.groups.replicas,
+        };
+        (replicas.rank(), replicas.world_size())
     }
 
-    fn held<T>(&self, chunks: Vec<T>) -> ShardMetadata<T> {
-        let replicas = self.replicas();
-        ShardMetadata { chunks, copy: replicas.rank(), copies: replicas.world_size() }
+    fn metadata<T>(&self, chunks: Vec<T>) -> ShardMetadata<T> {
+        let (copy, copies) = self.copies();
+        ShardMetadata { chunks, copy, copies }
+    }
+}
+
+impl<M> Stage<M> {
+    /// Converts a chunk of a parameter of the whole model, which this stage has.
+    const fn own_chunk(&self, chunk: Chunk) -> Chunk {
+        Chunk { parameter: chunk.parameter - self.range.start, ..chunk }
     }
 }

@@ -1,14 +1,15 @@
-//! A step of data-parallel training: its agreement, its rounds, and the means over all ranks.
+//! A step of any strategy: its agreement, its micro-batches, and the means over all ranks.
 
 use dist_collectives::ReduceOp;
 
 use super::interpreter::{Interpreter, PassInput};
 use super::work::{AssignedMicroBatch, Work};
-use super::{Agreement, Stage, StepEngine};
+use super::{Agreement, Stage, StepAction, StepEngine};
 use crate::evaluation::EvaluationLosses;
-use crate::fsdp::share;
+use crate::fsdp::{Groups, share};
 use crate::gradients::RoundRole;
 use crate::loss::WeightedLoss;
+use crate::pipeline::{PipelineCall, PipelineState};
 use crate::step_consensus::{StepConsensus, StepDescriptor, TrainingCall};
 use crate::trainer::Computation;
 use crate::tree::sum_of;
@@ -55,10 +56,10 @@ impl<M: Params> StepEngine<M> {
     ) -> Result<StepReport> {
         self.reported(|engine| {
             let result = engine.rounds(descriptor, given, &mut work).and_then(|()| engine.finish(descriptor));
-            engine.computes = false;
-            let totals = engine.or_abort(result)?;
+            let totals = engine.or_forget(result)?;
             (engine.micro_batches, engine.weighted) = (0, false);
-            engine.stage.model.begin_forward(engine.passes.end_step());
+            let pass = engine.passes.end_step();
+            engine.begin_forward(pass);
             Ok(totals)
         })
     }
@@ -78,10 +79,15 @@ impl<M: Params> StepEngine<M> {
         self.begin_to_compute();
         let descriptor = self.descriptor(TrainingCall::Accumulate, micro_batches, work.weighted());
         let result = self.rounds(descriptor, micro_batches, &mut work);
-        self.computes = false;
-        self.or_abort(result)?;
+        self.or_forget(result)?;
         (self.micro_batches, self.weighted) = (descriptor.micro_batches, descriptor.weighted);
         Ok(())
+    }
+
+    /// Ends the computation of gradients, and drops them on every error.
+    fn or_forget<T>(&mut self, result: Result<T>) -> Result<T> {
+        self.computes = false;
+        self.or_abort(result).inspect_err(|_| self.forget())
     }
 
     /// Computes the mean gradients of the accumulated micro-batches.
@@ -102,7 +108,7 @@ impl<M: Params> StepEngine<M> {
         Ok(StepReport { loss, micro_batches, elapsed, exposed, bytes_sent })
     }
 
-    /// Runs all rounds of one call.
+    /// Computes the micro-batches of one call.
     fn rounds<A>(
         &mut self,
         descriptor: StepDescriptor,
@@ -117,28 +123,51 @@ impl<M: Params> StepEngine<M> {
             self.agree(descriptor, if joins { given } else { 0 })?;
         }
         self.follow();
-        self.stage.gradients.begin_step();
+        self.stages.iter_mut().for_each(|stage| stage.gradients.begin_step());
         self.of_call = (0.0, 0);
-        let last = descriptor.call != TrainingCall::Accumulate;
-        let assignment = self.stage.plan.assignment(self.world.rank());
+        match self.pipeline {
+            Some(_) => self.run_schedule(descriptor.call, work)?,
+            None => self.run_rounds(descriptor.call, given, work)?,
+        }
+        let Self { stages, groups, .. } = self;
+        stages.iter_mut().try_for_each(|stage| {
+            stage.gradients.rest();
+            stage.parameters.rest(groups)
+        })
+    }
+
+    /// Runs the rounds of a rank whose model is not divided into stages.
+    fn run_rounds<A>(
+        &mut self,
+        call: TrainingCall,
+        given: usize,
+        work: &mut Work<'_, '_, M, A>,
+    ) -> Result<()> {
+        let (joins, last) = (call == TrainingCall::Join, call != TrainingCall::Accumulate);
+        let assignment = self.stage().plan.assignment(self.world.rank());
         let rounds = if joins { self.rounds_of_replica(given)? } else { assignment.rounds(given) };
         for round in 0..rounds {
             let own = Some(round).filter(|&round| round < given);
             let index = if joins { own } else { assignment.micro_batch(given, round) };
-            let in_step = index.map_or(0, |index| self.number_in_step(descriptor.call, index));
+            let in_step = index.map_or(0, |index| self.number_in_step(call, index));
             let assigned = AssignedMicroBatch {
                 index,
-                number: self.stage.gradients.ended(),
+                number: self.stage().gradients.ended(),
                 role: RoundRole::new(index.is_some(), last && round + 1 == rounds),
                 pass: self.passes.in_step(in_step),
             };
-            let (loss, count) = self.round(work, assigned)?;
-            self.losses.push(loss);
-            self.count = self.count.saturating_add(count);
-            self.of_call = (self.of_call.0 + loss, self.of_call.1.saturating_add(count));
+            let loss = self.round(work, assigned)?;
+            self.record_loss(index.is_some(), loss);
         }
-        self.stage.gradients.rest();
-        self.stage.parameters.rest(&mut self.groups)
+        Ok(())
+    }
+
+    /// Records the loss of a micro-batch or of a round without one.
+    pub(crate) fn record_loss(&mut self, is_computed: bool, (loss, count): WeightedLoss) {
+        self.computed += usize::from(is_computed);
+        self.losses.push(loss);
+        self.count = self.count.saturating_add(count);
+        self.of_call = (self.of_call.0 + loss, self.of_call.1.saturating_add(count));
     }
 
     /// Computes one round of a step.
@@ -147,38 +176,48 @@ impl<M: Params> StepEngine<M> {
         work: &mut Work<'_, '_, M, A>,
         assigned: AssignedMicroBatch,
     ) -> Result<WeightedLoss> {
-        if assigned.index.is_some() {
-            self.stage.buffers.record_forward();
-            self.computed += 1;
-        }
         // After an update, only the optimizer's shard of a replicated parameter has an effect.
-        let keeps_parts = self.stage.plan.degrees.shards > 1 && !self.stage.plan.degrees.frees;
+        let degrees = self.stage().plan.degrees;
+        let keeps_parts = degrees.shards > 1 && !degrees.frees;
         if !keeps_parts {
-            return self.interpret(work, assigned);
+            return self.interpret_round(work, assigned);
         }
-        let Stage { parameters, plan, model, .. } = &mut self.stage;
+        let Stage { parameters, plan, model, .. } = self.stage_mut();
         parameters.begin_pass(&plan.layout, model)?;
-        let loss = self.interpret(work, assigned)?;
-        let Stage { parameters, plan, model, .. } = &mut self.stage;
+        let loss = self.interpret_round(work, assigned)?;
+        let Stage { parameters, plan, model, .. } = self.stage_mut();
         parameters.end_pass(&plan.layout, model)?;
         Ok(loss)
     }
 
     /// Executes the actions of one micro-batch or, if this rank has none, its part in those of other ranks. Returns the
     /// loss. Without a micro-batch, it is neutral and no sum depends on it.
-    fn interpret<A>(
+    fn interpret_round<A>(
         &mut self,
         work: &mut Work<'_, '_, M, A>,
         assigned: AssignedMicroBatch,
     ) -> Result<WeightedLoss> {
-        let Self { stage, groups, prefetched, actions, .. } = self;
-        let actions = actions.of(work);
+        let actions = self.actions.of(work);
         // A prefetch has executed the first actions.
-        let prefetched = prefetched.take().unwrap_or(0);
-        let pass = PassInput { work, assigned: &|_| assigned };
-        let stages = std::slice::from_mut(stage);
-        let losses = Interpreter::new(stages, groups, 0, pass, None).run(&actions[prefetched..])?;
+        let prefetched = self.prefetched.take().unwrap_or(0);
+        let losses = self.interpret(&actions[prefetched..], work, &|_| assigned)?;
         Ok(losses.first().map_or((-0.0, 0), |(_, loss)| *loss))
+    }
+
+    /// Executes a list of actions. Returns the losses that this rank has computed, by the numbers of their micro-batches
+    /// in the list.
+    pub(crate) fn interpret<A>(
+        &mut self,
+        actions: &[StepAction],
+        work: &mut Work<'_, '_, M, A>,
+        assigned: &dyn Fn(usize) -> AssignedMicroBatch,
+    ) -> Result<Vec<(usize, WeightedLoss)>> {
+        let Self { stages, groups, pipeline, .. } = self;
+        let last = pipeline.as_ref().map_or(0, PipelineState::last_stage);
+        let pipeline = pipeline.as_mut().zip(work.activations());
+        let trains = work.trains();
+        let pipeline = pipeline.map(|(pipeline, activations)| pipeline.pass(activations, trains));
+        Interpreter::new(stages, groups, last, PassInput { work, assigned }, pipeline).run(actions)
     }
 
     /// Takes a step of this rank by the user's own code, which also updates the parameters. Returns the loss and its
@@ -188,9 +227,9 @@ impl<M: Params> StepEngine<M> {
         step: &mut dyn FnMut(&mut M) -> Result<WeightedLoss, BoxError>,
     ) -> Result<WeightedLoss> {
         let (index, pass) = (Some(0), self.passes.in_step(self.world.rank()));
-        let number = self.stage.gradients.ended();
+        let number = self.stage().gradients.ended();
         let assigned = AssignedMicroBatch { index, number, role: RoundRole::Inner, pass };
-        self.interpret::<()>(&mut Work::OwnStep(step), assigned)
+        self.interpret_round::<()>(&mut Work::OwnStep(step), assigned)
     }
 
     /// Returns the number of a micro-batch of a call in its step.
@@ -205,7 +244,8 @@ impl<M: Params> StepEngine<M> {
     /// Returns the number of rounds of a join of this rank's replica: the largest `own` of its ranks.
     fn rounds_of_replica(&mut self, own: usize) -> Result<usize> {
         let mut most = [own as u64];
-        if self.stage.plan.degrees.each_round && self.stage.plan.degrees.shards > 1 {
+        let degrees = self.stage().plan.degrees;
+        if degrees.each_round && degrees.shards > 1 {
             self.groups.shards.all_reduce(&mut most, ReduceOp::Max).map_err(Error::communication)?;
         }
         Ok(usize::try_from(most[0]).unwrap_or(usize::MAX))
@@ -213,45 +253,49 @@ impl<M: Params> StepEngine<M> {
 
     /// Ends a step. Returns the mean loss and the number of micro-batches of all ranks.
     fn finish(&mut self, descriptor: StepDescriptor) -> Result<(f32, usize)> {
-        self.stage.gradients.start_reductions(&mut self.groups.reduce())?;
+        let Self { stages, groups, .. } = self;
+        stages.iter_mut().try_for_each(|stage| stage.gradients.start_reductions(&mut groups.reduce()))?;
+        let ties = self.sum_ties()?;
         let (computed, count) = (std::mem::take(&mut self.computed), std::mem::take(&mut self.count));
         let is_own = self.agreement == Agreement::OwnRank;
-        let (ranks, descriptor) = match is_own {
-            true => (1, StepDescriptor { micro_batches: computed, ..descriptor }),
-            false => (self.world.world_size(), descriptor),
+        let descriptor = match is_own {
+            true => StepDescriptor { micro_batches: computed, ..descriptor },
+            false => descriptor,
         };
-        let used = self.stage.gradients.used();
-        let mut numbers = StepConsensus::encode(computed, count, descriptor, &self.updates, used);
-        let summed = match is_own {
-            true => Ok(()),
-            false => self.groups.timed(|| self.world.all_reduce(&mut numbers, ReduceOp::Sum)),
-        };
-        if let Err(error) = summed {
-            // A failed hook has aborted the job: its own error says why.
-            if self.groups.hook.is_some() {
-                self.stage.gradients.finish(1, &mut self.groups.reduce())?;
-            }
-            return Err(Error::communication(error));
+        let of_stages = self.stages.iter().flat_map(|stage| stage.gradients.used());
+        let used: Vec<bool> = of_stages.copied().chain(ties.iter().map(|tie| tie.used)).collect();
+        let mut numbers = StepConsensus::encode(computed, count, descriptor, &self.updates, &used);
+        let summed = self.waiting(|engine| engine.sum_numbers(&mut numbers));
+        // A failed hook has aborted the job: its own error says why.
+        if summed.is_err() && self.groups.hook.is_some() {
+            self.finish_gradients(1)?;
         }
+        let early = summed?;
         let consensus = StepConsensus::decode(&numbers);
-        let divisor = match consensus.agrees(ranks) {
+        let divisor = match consensus.agrees(if is_own { 1 } else { self.rank_count() }) {
             true => consensus.divisor(descriptor),
-            false => Err(descriptor.differ(&mut self.world, &self.updates, self.stage.model.infos())),
+            false => Err(self.steps_differ(descriptor)),
         };
         // Without shards, the world's communicator is free while gradients are reduced.
-        let early = if self.stage.plan.degrees.shards == 1 { Some(self.sum_of_losses()?) } else { None };
-        self.stage.gradients.finish(divisor.as_ref().copied().unwrap_or(1), &mut self.groups.reduce())?;
+        let early = match early {
+            None if self.groups.shards.world_size() == 1 => Some(self.sum_of_losses()?),
+            early => early,
+        };
+        self.finish_gradients(divisor.as_ref().copied().unwrap_or(1))?;
         let loss = early.map_or_else(|| self.sum_of_losses(), Ok)?;
         let divisor = divisor?;
-        self.stage.gradients.set_used(consensus.used());
+        let mut used = consensus.used();
+        for Stage { gradients, .. } in &mut self.stages {
+            gradients.set_used(used.by_ref().take(gradients.used().len()));
+        }
+        self.finish_ties(ties, used, divisor);
         if self.agreement != Agreement::BeforeRounds {
             self.updates.record_step();
         }
         let mut loss = [loss];
         ValuesMut::F32(&mut loss).divide(divisor);
-        let Self { groups, stage, world, .. } = self;
         if !is_own {
-            groups.timed(|| stage.buffers.synchronise([world], &mut stage.model))?;
+            self.waiting(Self::synchronise_buffers)?;
         }
         let mut unreported = std::mem::take(&mut self.unreported);
         unreported.warn_once(|| self.without_gradient());
@@ -259,10 +303,65 @@ impl<M: Params> StepEngine<M> {
         Ok((loss[0], consensus.micro_batches()))
     }
 
+    /// Runs `wait` and adds its duration to the waiting time.
+    pub(crate) fn waiting<T>(&mut self, wait: impl FnOnce(&mut Self) -> T) -> T {
+        let began = self.world.runtime().now();
+        let done = wait(self);
+        self.groups.add_waited(self.world.runtime().now().saturating_sub(began));
+        done
+    }
+
+    /// Sums the numbers of a step over all ranks. Returns the sum of the losses of all ranks if a pipeline has sent it
+    /// along.
+    fn sum_numbers(&mut self, numbers: &mut [i64]) -> Result<Option<f32>> {
+        match (&self.pipeline, self.agreement) {
+            (Some(_), _) => return self.sum_over_pipelines(numbers).map(Some),
+            (None, Agreement::OwnRank) => {}
+            (None, Agreement::BeforeRounds | Agreement::AtEnd) => {
+                self.world.all_reduce(numbers, ReduceOp::Sum).map_err(Error::communication)?;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Waits for the means of all gradients, and for the messages between stages.
+    fn finish_gradients(&mut self, divisor: usize) -> Result<()> {
+        let Self { stages, groups, .. } = self;
+        stages.iter_mut().try_for_each(|stage| stage.gradients.finish(divisor, &mut groups.reduce()))?;
+        self.waiting(Self::finish_messages)
+    }
+
+    /// Synchronises the buffers of this rank's stages with those of the ranks that have the same stages.
+    fn synchronise_buffers(&mut self) -> Result<()> {
+        let Self { stages, world, groups: Groups { shards, replicas, .. }, pipeline, .. } = self;
+        let is_pipeline = pipeline.is_some();
+        stages.iter_mut().try_for_each(|Stage { buffers, model, .. }| match is_pipeline {
+            true => buffers.synchronise([&mut *shards, &mut *replicas], model),
+            false => buffers.synchronise([&mut *world], model),
+        })
+    }
+
+    /// Returns the number of ranks that take a step together.
+    fn rank_count(&self) -> usize {
+        let Groups { shards, replicas, .. } = &self.groups;
+        match self.pipeline {
+            Some(_) => self.world.world_size() * shards.world_size() * replicas.world_size(),
+            None => self.world.world_size(),
+        }
+    }
+
+    /// Returns the error of ranks that have called for different steps or have updated their parameters differently.
+    fn steps_differ(&mut self, descriptor: StepDescriptor) -> Error {
+        match self.pipeline {
+            Some(_) => self.calls_differ(PipelineCall { name: "step", descriptor: Some(descriptor) }),
+            None => descriptor.differ(&mut self.world, &self.updates, &self.infos),
+        }
+    }
+
     /// Sums the losses of all ranks in the order of the gradients.
     fn sum_of_losses(&mut self) -> Result<f32> {
         let mut losses = std::mem::take(&mut self.losses);
-        let degrees = self.stage.plan.degrees;
+        let degrees = self.stage().plan.degrees;
         let sharded = degrees.shards > 1;
         let shards = &mut self.groups.shards;
         if sharded && degrees.each_round {
@@ -281,6 +380,9 @@ impl<M: Params> StepEngine<M> {
 
     /// Returns an error unless all ranks have called for the same step, and have any micro-batches.
     fn agree(&mut self, descriptor: StepDescriptor, own: usize) -> Result<()> {
+        if self.pipeline.is_some() {
+            return self.agree_in_pipelines(descriptor);
+        }
         let mut consensus = StepConsensus::encode(own, 0, descriptor, &self.updates, &[]);
         let group = match self.agreement {
             Agreement::BeforeRounds | Agreement::OwnRank => &mut self.world,
@@ -291,7 +393,7 @@ impl<M: Params> StepEngine<M> {
         group.all_reduce(&mut consensus, ReduceOp::Sum).map_err(Error::communication)?;
         let consensus = StepConsensus::decode(&consensus);
         if !consensus.agrees(self.world.world_size()) {
-            return Err(descriptor.differ(&mut self.world, &self.updates, self.stage.model.infos()));
+            return Err(self.steps_differ(descriptor));
         }
         self.updates.record_step();
         let micro_batches = match descriptor.call {
@@ -308,8 +410,9 @@ impl<M: Params> StepEngine<M> {
     pub(crate) fn forward<A>(&mut self, mut work: Work<'_, '_, M, A>) -> Result<()> {
         let (index, role, pass) = (Some(0), RoundRole::Inner, self.passes.outside());
         let assigned = AssignedMicroBatch { index, number: 0, role, pass };
-        self.interpret(&mut work, assigned)?;
-        self.stage.parameters.rest(&mut self.groups)
+        self.interpret_round(&mut work, assigned)?;
+        let Self { stages, groups, .. } = self;
+        stages.iter_mut().try_for_each(|stage| stage.parameters.rest(groups))
     }
 
     /// Evaluates micro-batches and returns their mean loss, on all ranks.
@@ -319,12 +422,10 @@ impl<M: Params> StepEngine<M> {
         mut work: Work<'_, '_, M, A>,
     ) -> Result<StepReport> {
         let descriptor = StepDescriptor::new(TrainingCall::Evaluation, micro_batches, work.weighted());
-        self.reported(|engine| match engine.try_evaluate(descriptor, &mut work) {
-            // Every rank gets this error, and nothing has changed.
-            Err(error @ (Error::NoMicroBatches | Error::ZeroWeight { .. } | Error::StepsDiffer { .. })) => {
-                Err(error)
-            }
-            result => engine.or_abort(result).map(|loss| (loss, micro_batches)),
+        self.reported(|engine| {
+            // If every rank gets the error, nothing has changed.
+            let result = engine.try_evaluate(descriptor, &mut work);
+            engine.or_abort(result).map(|loss| (loss, micro_batches))
         })
     }
 
@@ -332,17 +433,34 @@ impl<M: Params> StepEngine<M> {
         let micro_batches = descriptor.micro_batches;
         self.follow();
         self.agree(descriptor, 0)?;
-        let assignment = self.stage.plan.assignment(self.world.rank());
+        let losses = match self.pipeline {
+            Some(_) => self.run_forwards(work, micro_batches)?,
+            None => self.evaluate_rounds(work, micro_batches)?,
+        };
+        let Self { stages, groups, .. } = self;
+        stages.iter_mut().try_for_each(|stage| stage.parameters.rest(groups))?;
+        self.begin_forward(self.passes.outside());
+        self.waiting(|engine| match engine.pipeline {
+            Some(_) => engine.mean_of_evaluation(losses),
+            None => losses.mean(&mut engine.world),
+        })
+    }
+
+    /// Computes this rank's losses of an evaluation in rounds.
+    fn evaluate_rounds<A>(
+        &mut self,
+        work: &mut Work<'_, '_, M, A>,
+        micro_batches: usize,
+    ) -> Result<EvaluationLosses> {
         let mut losses = EvaluationLosses::new(micro_batches);
+        let assignment = self.stage().plan.assignment(self.world.rank());
         for round in 0..assignment.rounds(micro_batches) {
             let index = assignment.micro_batch(micro_batches, round);
             let pass = self.passes.in_evaluation(index.unwrap_or(0));
             let assigned = AssignedMicroBatch { index, number: 0, role: RoundRole::Inner, pass };
-            let loss = self.interpret(work, assigned)?;
+            let loss = self.interpret_round(work, assigned)?;
             index.into_iter().for_each(|index| losses.add(index, loss));
         }
-        self.stage.parameters.rest(&mut self.groups)?;
-        self.stage.model.begin_forward(self.passes.outside());
-        losses.mean(&mut self.world)
+        Ok(losses)
     }
 }

@@ -3,8 +3,9 @@
 use crate::block_range::BlockOf;
 use crate::gradients::RoundRole;
 use crate::loss::WeightedLoss;
+use crate::pipeline::Activations;
 use crate::trainer::{BatchFn, Batches, Computation, ComputeFn, Evaluation, LossFn};
-use crate::{BoxError, Pass};
+use crate::{BoxError, Pass, Sequence};
 
 /// The computation of a call's micro-batches.
 pub(crate) enum Work<'c, 's, M, A> {
@@ -13,7 +14,13 @@ pub(crate) enum Work<'c, 's, M, A> {
     /// The user's own code takes a step with the whole model: it updates the parameters too.
     OwnStep(&'c mut (dyn FnMut(&mut M) -> Result<WeightedLoss, BoxError> + 'c)),
     /// The model's blocks run forward and, in a step, backward.
-    Blocks { weighted: bool, block: BlockOf<M, A>, source: BatchSource<'s, A> },
+    Blocks {
+        weighted: bool,
+        block: BlockOf<M, A>,
+        source: BatchSource<'s, A>,
+        /// The conversion of activations to messages between stages. `None` if the model is not divided.
+        activations: Option<&'c dyn Activations<A>>,
+    },
 }
 
 /// The inputs and losses of blocks.
@@ -44,17 +51,33 @@ pub(crate) struct AssignedMicroBatch {
     pub(crate) pass: Pass,
 }
 
-impl<'s, M, A> Work<'_, 's, M, A> {
+impl<'c, 's, M, A> Work<'c, 's, M, A> {
     /// Returns steps of blocks.
     pub(crate) fn of_batches(block: BlockOf<M, A>, batches: Batches<'s, A>) -> Self {
         let Batches { weighted, next } = batches;
-        Self::Blocks { weighted, block, source: BatchSource::Batches { next, loss: None } }
+        Self::Blocks { weighted, block, source: BatchSource::Batches { next, loss: None }, activations: None }
     }
 
     /// Returns forwards of blocks without a backward.
     pub(crate) fn of_evaluation(block: BlockOf<M, A>, evaluation: Evaluation<'s, A>) -> Self {
         let Evaluation { weighted, input, loss } = evaluation;
-        Self::Blocks { weighted, block, source: BatchSource::Evaluation { input, loss } }
+        Self::Blocks { weighted, block, source: BatchSource::Evaluation { input, loss }, activations: None }
+    }
+
+    /// Returns the same for a model that is divided into stages.
+    pub(crate) fn with_activations(mut self, of_stages: &'c dyn Activations<A>) -> Self {
+        if let Self::Blocks { activations, .. } = &mut self {
+            *activations = Some(of_stages);
+        }
+        self
+    }
+
+    /// Returns the conversion of activations to messages between stages.
+    pub(crate) const fn activations(&self) -> Option<&'c dyn Activations<A>> {
+        match *self {
+            Self::Blocks { activations, .. } => activations,
+            Self::OwnCode { .. } | Self::OwnStep(_) => None,
+        }
     }
 
     /// Returns `true` if the losses have weights.
@@ -68,6 +91,19 @@ impl<'s, M, A> Work<'_, 's, M, A> {
     /// Returns `true` if the model is trained.
     pub(crate) const fn trains(&self) -> bool {
         !matches!(self, Self::Blocks { source: BatchSource::Evaluation { .. }, .. })
+    }
+}
+
+impl<'c, 's, A> Work<'c, 's, Sequence<A>, A> {
+    /// Returns steps of a model that is divided into stages.
+    pub(crate) fn of_stages(
+        weighted: bool,
+        input: &'s mut dyn FnMut(usize) -> Result<A, BoxError>,
+        loss: &'s mut dyn FnMut(usize, A) -> Result<(WeightedLoss, A), BoxError>,
+        activations: &'c dyn Activations<A>,
+    ) -> Self {
+        let source = BatchSource::Stages { input, loss };
+        Self::Blocks { weighted, block: Sequence::block, source, activations: Some(activations) }
     }
 }
 

@@ -85,7 +85,8 @@ impl CountedTraining {
         for round in 0..rounds {
             let source =
                 BatchSource::Stages { input: &mut |_| Ok(()), loss: &mut |_, ()| Ok(((0.0, 1), ())) };
-            let work = &mut Work::Blocks { weighted: false, block: Sequence::block, source };
+            let work =
+                &mut Work::Blocks { weighted: false, block: Sequence::block, source, activations: None };
             let role = RoundRole::new(true, round + 1 == rounds);
             let pass = Pass { training: true, step: 0, micro_batch: round };
             let assigned = AssignedMicroBatch { index: Some(round), number: round, role, pass };

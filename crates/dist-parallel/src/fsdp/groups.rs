@@ -108,6 +108,11 @@ impl Groups {
         done
     }
 
+    /// Adds to the waiting time.
+    pub(crate) fn add_waited(&mut self, waited: Duration) {
+        self.waited += waited;
+    }
+
     /// Returns the groups that gradients are reduced over.
     pub(crate) fn reduce(&mut self) -> ReduceGroups<'_> {
         let Self { shards, replicas, started, hook, allocator, waited, .. } = self;

@@ -105,7 +105,7 @@ impl Plan {
 
     /// Returns all actions of one micro-batch.
     fn actions(&self) -> Vec<StepAction> {
-        RoundActions::new(self).step
+        RoundActions::new(self).step.to_vec()
     }
 
     fn trained(&self) -> impl Iterator<Item = &FlatParameter> {

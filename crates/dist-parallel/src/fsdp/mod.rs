@@ -26,7 +26,7 @@ pub use options::{FsdpOptions, Precision, Reshard, ShardingStrategy, Units};
 pub(crate) use parameters::Parameters;
 pub use plan::Plan;
 
-use crate::engine::{Agreement, Given, GradientSetup, InitialValues, Stage, StepEngine, delegate_shards};
+use crate::engine::{Agreement, Given, GradientSetup, InitialValues, StepEngine, delegate_shards};
 use crate::flat::Flat;
 use crate::gradients::{GradientLayout, GradientMemory};
 use crate::{BucketHook, Error, Optimizer, Params, Result, Sequence, Values, ValuesMut, agreement, params};
@@ -266,7 +266,7 @@ impl<A> Fsdp<A> {
             copy.slice_mut(0, values.len()).convert_from(values);
             whole[parameter] = Some(copy);
         })?;
-        let StepEngine { world, stage: Stage { mut model, .. }, .. } = self.engine;
+        let (world, mut model) = self.engine.into_parts();
         for (parameter, values) in whole.into_iter().enumerate() {
             let Some(values) = values else { continue };
             params::write(&mut model, parameter, |mut own| own.copy_from(values.slice(0, values.len())))?;
@@ -286,19 +286,19 @@ impl<A> Fsdp<A> {
     }
 
     /// Returns the model. Its parameters may be freed.
-    pub const fn model(&self) -> &Sequence<A> {
-        &self.engine.stage.model
+    pub fn model(&self) -> &Sequence<A> {
+        &self.engine.stage().model
     }
 
     /// Returns the model, for example to change a setting of its blocks. If you change parameters, change them alike
     /// on every rank, and only those that the strategy does not shard.
-    pub const fn model_mut(&mut self) -> &mut Sequence<A> {
-        &mut self.engine.stage.model
+    pub fn model_mut(&mut self) -> &mut Sequence<A> {
+        &mut self.engine.stage_mut().model
     }
 
     /// Returns the plan of the training.
-    pub const fn plan(&self) -> &Plan {
-        &self.engine.stage.plan
+    pub fn plan(&self) -> &Plan {
+        &self.engine.stage().plan
     }
 
     /// Returns this rank's number.
@@ -327,7 +327,7 @@ delegate_shards!(impl<A> Shards for Fsdp<A>, engine);
 
 impl<A> fmt::Debug for Fsdp<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Fsdp({:?}, {:?})", self.engine.world, self.engine.stage.plan.options.strategy)
+        write!(f, "Fsdp({:?}, {:?})", self.engine.world, self.engine.stage().plan.options.strategy)
     }
 }
 

@@ -1,7 +1,7 @@
 //! One step of sharded training.
 
 use super::Fsdp;
-use crate::engine::{StepAction, StepEngine, Work};
+use crate::engine::{Stage, StepAction, StepEngine, Work};
 use crate::step_consensus::STEP;
 use crate::trainer::{Batches, with_batches};
 use crate::{BoxError, Error, Loss, Result, Sequence, StepReport};
@@ -130,7 +130,7 @@ impl<A> Fsdp<A> {
     pub fn prefetch(&mut self) -> Result<()> {
         self.engine.announce("prefetch");
         let Self { engine } = self;
-        if !engine.stage.plan.options.strategy.shards_parameters() {
+        if !engine.stage().plan.options.strategy.shards_parameters() {
             return Err(Error::Prefetch { reason: "every rank has all parameters" });
         }
         if engine.prefetched.is_some() {
@@ -139,8 +139,9 @@ impl<A> Fsdp<A> {
         engine.follow();
         let mut taken = 0;
         while let Some(&StepAction::Gather(unit)) = engine.actions.step.get(taken) {
-            let StepEngine { stage, groups, .. } = &mut *engine;
-            let gathered = stage.parameters.gather(&stage.plan.layout, unit.unit, groups);
+            let StepEngine { stages, groups, .. } = &mut *engine;
+            let Stage { parameters, plan, .. } = &mut stages[0];
+            let gathered = parameters.gather(&plan.layout, unit.unit, groups);
             engine.or_abort(gathered)?;
             taken += 1;
         }

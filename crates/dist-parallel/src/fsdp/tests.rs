@@ -101,13 +101,13 @@ fn padding_stays_zero_and_is_in_no_norm_and_no_checkpoint(
                 .unwrap();
             norms.push(fsdp.gradient_norm().unwrap().to_bits());
             fsdp.update(&mut optimizer).unwrap();
-            let (layout, rank) = (&fsdp.engine.stage.plan.layout, fsdp.engine.groups.shards.rank());
+            let (layout, rank) = (&fsdp.engine.stage().plan.layout, fsdp.engine.groups.shards.rank());
             for ((unit, index), flat_param) in layout.flat_params() {
                 let used =
                     flat_param.len().saturating_sub(rank * flat_param.shard_len).min(flat_param.shard_len);
-                let kept = fsdp.engine.stage.parameters.part(unit, index, flat_param.shard_len).into_iter();
+                let kept = fsdp.engine.stage().parameters.part(unit, index, flat_param.shard_len).into_iter();
                 let gradients =
-                    fsdp.engine.stage.gradients.means().nth(unit).map(|part| part.slice(0, part.len()));
+                    fsdp.engine.stage().gradients.means().nth(unit).map(|part| part.slice(0, part.len()));
                 let mut parts = kept.chain(gradients);
                 assert!(parts.all(|part| all_zero(part, used)), "unit {unit} on rank {rank}");
             }
@@ -141,8 +141,8 @@ fn bytes_of_step(network: sim::Network, options: &FsdpOptions, reads: bool) -> u
     let gathers_updates = !reads && options.strategy == ShardingStrategy::ShardGradOp;
     let program = move |transport| {
         let mut fsdp = Fsdp::new(Communicator::new(transport), model(), &options).unwrap();
-        assert_eq!(fsdp.engine.stage.parameters.are_read(), reads);
-        assert_eq!(fsdp.engine.stage.parameters.gathers_updates_in_place(), gathers_updates);
+        assert_eq!(fsdp.engine.stage().parameters.are_read(), reads);
+        assert_eq!(fsdp.engine.stage().parameters.gathers_updates_in_place(), gathers_updates);
         let before = fsdp.tensor_bytes_sent();
         fsdp.step(2, |_| Ok((1.0, |output: f32| Ok((output, 1.0))))).unwrap();
         fsdp.tensor_bytes_sent() - before
@@ -211,7 +211,7 @@ fn no_rank_waits_for_all_that_another_does_with_units() {
         let (rank, runtime) = (comm.rank(), comm.runtime().clone());
         let options = FsdpOptions::new(ShardingStrategy::FullShard);
         let mut fsdp = Fsdp::new(comm, model(), &options).unwrap();
-        assert!(fsdp.engine.stage.parameters.are_read());
+        assert!(fsdp.engine.stage().parameters.are_read());
         // All units together take far longer than the timeout of one call.
         let read = fsdp.for_each_parameter(|_, _| {
             if rank == 0 {

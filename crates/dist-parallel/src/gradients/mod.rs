@@ -323,11 +323,6 @@ impl Gradients {
         &self.used
     }
 
-    /// Returns the same flags, to combine them with those of other ranks.
-    pub(crate) fn used_mut(&mut self) -> &mut [bool] {
-        &mut self.used
-    }
-
     /// Replaces the flags by those of all ranks. A hook's residual counts as a gradient.
     pub(crate) fn set_used(&mut self, used: impl Iterator<Item = bool>) {
         self.used.iter_mut().zip(used).for_each(|(own, of_any)| *own = of_any);

@@ -559,13 +559,13 @@ impl<M: Params> LocalSgd<M> {
     }
 
     /// Returns the model.
-    pub const fn model(&self) -> &M {
-        &self.engine.stage.model
+    pub fn model(&self) -> &M {
+        &self.engine.stage().model
     }
 
     /// Returns the model, to evaluate it.
-    pub const fn model_mut(&mut self) -> &mut M {
-        &mut self.engine.stage.model
+    pub fn model_mut(&mut self) -> &mut M {
+        &mut self.engine.stage_mut().model
     }
 
     /// Returns the communicator.
@@ -580,7 +580,7 @@ impl<M: Params> LocalSgd<M> {
 
     /// Ends the training and returns the communicator and the model.
     pub fn into_parts(self) -> (Communicator, M) {
-        (self.engine.world, self.engine.stage.model)
+        self.engine.into_parts()
     }
 
     /// Combines the ranks' parameters and returns the mean loss.

@@ -1,18 +1,22 @@
 //! The comparison of calls between the ranks of all pipelines.
 
-use dist_collectives::Communicator;
+use dist_collectives::{Communicator, ReduceOp};
 
-use super::Pipeline;
 use crate::agreement::hash;
-use crate::{Error, Result, StepDescriptor, TrainingCall};
+use crate::engine::StepEngine;
+use crate::fsdp::Groups;
+use crate::pipeline::PipelineState;
+use crate::step_consensus::StepConsensus;
+use crate::tree::sum_of;
+use crate::{Error, Params, Result, StepDescriptor, TrainingCall};
 
 /// A call that all ranks of all pipelines must make together.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct PipelineCall {
+pub(crate) struct PipelineCall {
     /// The name of the function.
-    pub(super) name: &'static str,
+    pub(crate) name: &'static str,
     /// The request of a step or an evaluation.
-    pub(super) descriptor: Option<StepDescriptor>,
+    pub(crate) descriptor: Option<StepDescriptor>,
 }
 
 /// Forks of the communicators between pipelines that only compare calls. They are separate, because another pipeline
@@ -23,13 +27,13 @@ pub(super) struct CallGroups {
     pub(super) data: Option<Communicator>,
 }
 
-impl<A> Pipeline<A> {
+impl<M: Params> StepEngine<M> {
     /// Announces a call without a descriptor and compares it. A step does not use this: its first messages have
     /// channels of their own.
     ///
     /// # Errors
     /// The ranks of all pipelines have not all made this call: every rank gets the error.
-    pub(super) fn agree_to_call(&mut self, name: &'static str) -> Result<()> {
+    pub(crate) fn agree_to_call(&mut self, name: &'static str) -> Result<()> {
         self.announce(name);
         let call = PipelineCall { name, descriptor: None };
         // The descriptor of an evaluation is not negative.
@@ -48,22 +52,22 @@ impl<A> Pipeline<A> {
         let call = PipelineCall { name, descriptor: Some(requested) };
         // The ranks that compute the scheduled number have announced another name.
         let agreed = self.compare_calls(call, requested.encode());
-        let (scheduled, requested) = (self.total(), requested.micro_batches);
+        let (scheduled, requested) = (self.scheduled(), requested.micro_batches);
         let refused = agreed.and(Err::<(), _>(Error::ScheduledMicroBatches { scheduled, requested }));
         self.or_abort(refused).expect_err("the step is refused")
     }
 
     /// Returns an error on every rank of all pipelines unless all have the same number, which stands for this call.
-    pub(super) fn compare_calls(&mut self, call: PipelineCall, number: i64) -> Result<()> {
+    fn compare_calls(&mut self, call: PipelineCall, number: i64) -> Result<()> {
         let all = self.of_all(&[number])?;
         if all.iter().all(|there| *there == all[0]) { Ok(()) } else { Err(self.calls_differ(call)) }
     }
 
     /// Returns the error of ranks that have made different calls or have updated their parameters differently. All
     /// ranks of all pipelines call this.
-    pub(super) fn calls_differ(&mut self, call: PipelineCall) -> Error {
+    pub(crate) fn calls_differ(&mut self, call: PipelineCall) -> Error {
         let [first, second] = words(call.name);
-        let world_rank = self.comm.members_in_world()[self.comm.rank()] as i64;
+        let world_rank = self.world.members_in_world()[self.world.rank()] as i64;
         let descriptor = call.descriptor.map_or(-1, StepDescriptor::encode);
         let all = match self.of_all(&[world_rank, first, second, descriptor]) {
             Ok(all) => all,
@@ -72,7 +76,10 @@ impl<A> Pipeline<A> {
         let (calls, _) = all.as_chunks::<4>();
         match calls.iter().position(|there| there[1..] != calls[0][1..]) {
             Some(at) => self.difference(calls[0], at, calls[at]),
-            None => self.updates_differ(),
+            None => {
+                let Self { world, groups: Groups { shards, replicas, .. }, updates, infos, .. } = self;
+                updates.differ(&mut [world, shards, replicas], infos)
+            }
         }
     }
 
@@ -90,15 +97,51 @@ impl<A> Pipeline<A> {
             };
         }
         let (there, on_first) = (StepDescriptor::decode(other[3]), StepDescriptor::decode(first[3]));
-        let ranks = self.schedule.ranks();
+        let ranks = self.world.world_size();
         Error::PipelinesDiffer { pipeline: at / ranks, rank: at % ranks, there, on_first }
+    }
+
+    /// Returns an error unless all ranks of all pipelines have called for the same evaluation, with at least one
+    /// micro-batch.
+    pub(crate) fn agree_in_pipelines(&mut self, descriptor: StepDescriptor) -> Result<()> {
+        // If updates are equal, the numbers differ exactly if the requests differ, and vice versa.
+        let number = descriptor.encode() ^ self.updates.number();
+        self.compare_calls(PipelineCall { name: "evaluate", descriptor: Some(descriptor) }, number)?;
+        if descriptor.micro_batches == 0 { Err(Error::NoMicroBatches) } else { Ok(()) }
+    }
+
+    /// Sums the numbers of a step over all ranks, except those behind the totals, which are summed over the ranks with
+    /// the same stages. Returns the sum of all losses.
+    ///
+    /// Only the ranks of the last stage have losses. Those of all pipelines are added first, and the sums then in the
+    /// canonical order.
+    pub(crate) fn sum_over_pipelines(&mut self, numbers: &mut [i64]) -> Result<f32> {
+        let mut loss = [sum_of(std::mem::take(&mut self.losses))];
+        let Self { world, groups: Groups { shards, replicas, .. }, pipeline, .. } = self;
+        let is_last = pipeline.as_ref().is_some_and(|pipeline| pipeline.last_rank() == world.rank());
+        for group in [shards, replicas] {
+            if is_last {
+                group.all_reduce(&mut loss, ReduceOp::Sum).map_err(Error::communication)?;
+            }
+            group.all_reduce(numbers, ReduceOp::Sum).map_err(Error::communication)?;
+        }
+        // One rank of each pipeline has the loss, so a sum of its bits passes it on.
+        let (own, _) = numbers.split_at_mut(StepConsensus::TOTALS);
+        let mut totals = own.to_vec();
+        totals.push(if is_last { loss[0].to_bits().into() } else { 0 });
+        world.all_reduce(&mut totals, ReduceOp::Sum).map_err(Error::communication)?;
+        let bits = totals.pop().and_then(|bits| u32::try_from(bits).ok());
+        own.copy_from_slice(&totals);
+        Ok(f32::from_bits(bits.expect("it was made of as many bits")))
     }
 
     /// Gathers numbers of every rank of all pipelines, in the order of the pipelines. All of them call this.
     fn of_all(&mut self, own: &[i64]) -> Result<Vec<i64>> {
         let mut all = own.to_vec();
-        let groups = [Some(&mut self.comm), self.call_groups.shards.as_mut(), self.call_groups.data.as_mut()];
-        for group in groups.into_iter().flatten() {
+        let Some(PipelineState { call_groups: CallGroups { shards, data }, .. }) = &mut self.pipeline else {
+            return Ok(vec![]);
+        };
+        for group in [&mut self.world].into_iter().chain(shards).chain(data) {
             let mut of_group = vec![0; all.len() * group.world_size()];
             group.all_gather(&all, &mut of_group).map_err(Error::communication)?;
             all = of_group;

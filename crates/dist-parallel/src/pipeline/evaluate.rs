@@ -1,14 +1,13 @@
 //! Evaluation of a pipeline: forward passes without a backward.
 
-use super::Pipeline;
-use super::consensus::PipelineCall;
-use super::pass::Clock;
 use super::stage::actions_of;
-use crate::engine::Work;
+use super::{Pipeline, PipelineState};
+use crate::engine::{AssignedMicroBatch, StepEngine, Work};
 use crate::evaluation::{EvaluationLosses, mean};
 use crate::fsdp::{Groups, share};
+use crate::gradients::RoundRole;
 use crate::trainer::{Evaluation, with_evaluation};
-use crate::{BoxError, Error, Loss, Result, Sequence, StepDescriptor, StepReport, TrainingCall};
+use crate::{BoxError, Error, Loss, Params, Result, Sequence, StepReport};
 
 impl<A> Pipeline<A> {
     /// Evaluates `micro_batches` micro-batches and returns their mean loss, on all ranks. Every rank of all pipelines
@@ -59,54 +58,54 @@ impl<A> Pipeline<A> {
         micro_batches: usize,
         evaluation: Evaluation<'_, A>,
     ) -> Result<StepReport> {
-        self.announce("evaluate");
-        let mut clock = Clock::new(&self.comm);
-        let sent_before = self.bytes_sent();
-        let descriptor = StepDescriptor::new(TrainingCall::Evaluation, micro_batches, evaluation.weighted);
-        let agreed = clock.waiting(|| self.agree_to_evaluate(descriptor));
-        self.or_abort(agreed)?;
-        let (pipeline, pipelines) = self.replica_position();
+        let Self { engine, activations } = self;
+        engine.announce("evaluate");
+        let work = Work::of_evaluation(Sequence::block, evaluation).with_activations(&**activations);
+        engine.evaluate(micro_batches, work)
+    }
+}
+
+impl<M: Params> StepEngine<M> {
+    /// Computes this pipeline's share of the micro-batches of an evaluation. Returns the losses of this rank.
+    pub(crate) fn run_forwards<A>(
+        &mut self,
+        work: &mut Work<'_, '_, M, A>,
+        micro_batches: usize,
+    ) -> Result<EvaluationLosses> {
+        let (pipeline, pipelines) = self.replica();
+        let passes = self.passes;
         let own = share(micro_batches, pipelines, pipeline);
-        let list = self.schedule.forwards(self.comm.rank(), micro_batches.div_ceil(pipelines))?;
-        let mut actions = actions_of(&list, &self.stages, self.schedule.stages() - 1);
+        let Self { pipeline: Some(PipelineState { schedule, links, .. }), world, stages, .. } = self else {
+            return Ok(EvaluationLosses::new(0));
+        };
+        let list = schedule.forwards(world.rank(), micro_batches.div_ceil(pipelines))?;
+        let mut actions = actions_of(&list, stages, schedule.stages() - 1);
         // The ranks that shard a stage gather it together, even if some have no micro-batch for it.
         actions.retain(|action| action.micro_batch().is_none_or(|micro_batch| micro_batch < own.len()));
-        self.links.begin_evaluation(own.len());
-        let mut work = Work::of_evaluation(Sequence::block, evaluation);
-        let passed = self.run(&actions, own.start, &mut work, &mut clock);
-        let result = passed.and_then(|computed| {
-            let mut losses = EvaluationLosses::new(micro_batches);
-            computed.into_iter().for_each(|(index, loss)| losses.add(own.start + index, loss));
-            clock.waiting(|| {
-                self.links.finish()?;
-                self.mean_of_evaluation(losses, micro_batches)
-            })
-        });
-        let loss = self.or_abort(result)?;
-        self.begin_forward(self.passes.outside());
-        Ok(self.report(loss, micro_batches, &clock, sent_before))
+        links.begin_evaluation(own.len());
+        let assigned = |micro_batch| {
+            let index = own.start + micro_batch;
+            let pass = passes.in_evaluation(index);
+            AssignedMicroBatch { index: Some(index), number: micro_batch, role: RoundRole::Inner, pass }
+        };
+        let computed = self.interpret(&actions, work, &assigned)?;
+        self.waiting(Self::finish_messages)?;
+        let mut losses = EvaluationLosses::new(micro_batches);
+        computed.into_iter().for_each(|(index, loss)| losses.add(own.start + index, loss));
+        Ok(losses)
     }
 
     /// Returns the mean loss on all ranks. Only those of the last stage have losses.
-    fn mean_of_evaluation(&mut self, losses: EvaluationLosses, micro_batches: usize) -> Result<f32> {
-        let last = self.last_rank();
-        let mut totals = [0, 0];
-        if self.comm.rank() == last {
-            let Groups { shards, replicas, .. } = &mut self.groups;
+    pub(crate) fn mean_of_evaluation(&mut self, losses: EvaluationLosses) -> Result<f32> {
+        let Self { world, groups: Groups { shards, replicas, .. }, pipeline, .. } = self;
+        let last = pipeline.as_ref().map_or(0, PipelineState::last_rank);
+        let (micro_batches, mut totals) = (losses.len(), [0, 0]);
+        if world.rank() == last {
             let (sum, count) = losses.sum(&mut [shards, replicas])?;
             totals = [sum.to_bits().into(), count];
         }
-        self.comm.broadcast(&mut totals, last).map_err(Error::communication)?;
+        world.broadcast(&mut totals, last).map_err(Error::communication)?;
         let sum = f32::from_bits(u32::try_from(totals[0]).expect("it was made of as many bits"));
         mean(sum, totals[1], micro_batches)
-    }
-
-    /// Returns an error unless all ranks of all pipelines have called for the same evaluation, with at least one
-    /// micro-batch.
-    fn agree_to_evaluate(&mut self, descriptor: StepDescriptor) -> Result<()> {
-        // If updates are equal, the numbers differ exactly if the requests differ, and vice versa.
-        let number = descriptor.encode() ^ self.updates.number();
-        self.compare_calls(PipelineCall { name: "evaluate", descriptor: Some(descriptor) }, number)?;
-        if descriptor.micro_batches == 0 { Err(Error::NoMicroBatches) } else { Ok(()) }
     }
 }

@@ -19,7 +19,6 @@
 
 mod action;
 mod activations;
-mod checkpoint;
 mod consensus;
 mod draw;
 mod evaluate;
@@ -36,6 +35,7 @@ mod runtime;
 mod schedule;
 mod split;
 mod stage;
+mod state;
 mod step;
 mod ties;
 mod timeline;
@@ -43,6 +43,7 @@ mod validate;
 
 pub use action::{Action, Item};
 pub use activations::{Activations, PlainVectors, TensorMeta};
+pub(crate) use consensus::PipelineCall;
 pub use draw::{Panel, svg};
 pub use flaw::{Flaw, ScheduleProof};
 pub use kind::ScheduleKind;
@@ -52,4 +53,5 @@ pub use placeholder::Placeholder;
 pub use runtime::Pipeline;
 pub use schedule::PipelineSchedule;
 pub use split::{split_by_cost, split_into_stages};
+pub(crate) use state::PipelineState;
 pub use timeline::{Costs, Span, StageCost, Timeline};

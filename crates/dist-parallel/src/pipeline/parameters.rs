@@ -2,10 +2,10 @@
 
 use dist_collectives::Communicator;
 
-use super::Pipeline;
-use crate::engine::Stage;
+use super::{Pipeline, PipelineState};
+use crate::engine::{Stage, StepEngine};
 use crate::flat::Flat;
-use crate::{Optimizer, Result, Sequence, Values, params};
+use crate::{Optimizer, Params, Result, Values, params};
 
 impl<A> Pipeline<A> {
     /// Updates this rank's parameters by their gradients. Parameters without a gradient stay unchanged. The number of
@@ -17,12 +17,12 @@ impl<A> Pipeline<A> {
     /// [`StepPanicked`](crate::Error::StepPanicked) if a step has panicked and no step has succeeded since.
     pub fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         // Without ties, an update needs no other rank. The next step then compares the updates.
-        if self.ties.is_empty() {
-            self.announce("update")
+        if self.state().ties.is_empty() {
+            self.engine.announce("update")
         } else {
-            self.agree_to_call("update")?
+            self.engine.agree_to_call("update")?
         }
-        self.apply(optimizer)
+        self.engine.update(optimizer)
     }
 
     /// [Updates](Self::update) the parameters if the norm of the gradients is finite, and returns `true`. Otherwise
@@ -35,22 +35,12 @@ impl<A> Pipeline<A> {
     /// The errors of [`update`](Self::update).
     #[doc(alias = "skip_nan")]
     pub fn update_if_finite(&mut self, optimizer: &mut dyn Optimizer) -> Result<bool> {
-        self.agree_to_call("update_if_finite")?;
-        let is_finite = self.norm()?.is_finite();
+        self.engine.agree_to_call("update_if_finite")?;
+        let is_finite = self.engine.gradient_norm()?.is_finite();
         if is_finite {
-            self.apply(optimizer)?;
+            self.engine.update(optimizer)?;
         }
         Ok(is_finite)
-    }
-
-    fn apply(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
-        let ended = self.check_ended();
-        self.or_abort(ended)?;
-        self.updates.record_update(optimizer);
-        let Self { stages, groups, .. } = self;
-        let result = stages.iter_mut().try_for_each(|stage| stage.update(optimizer, groups));
-        let result = result.and_then(|()| self.update_ties(optimizer)).and_then(|()| self.broadcast_ties());
-        self.or_abort(result)
     }
 
     /// Calls `f` on every rank with every parameter of the whole model, in order, wherever it lies. Tied parameters
@@ -59,16 +49,19 @@ impl<A> Pipeline<A> {
     /// # Errors
     /// A model does not hand out its parameters, or communication fails.
     pub fn for_each_parameter(&mut self, mut f: impl FnMut(usize, Values<'_>)) -> Result<()> {
-        self.agree_to_call("for_each")?;
-        let result = self.try_for_each_parameter(&mut f);
-        self.or_abort(result)
+        self.engine.agree_to_call("for_each")?;
+        let result = self.engine.for_each_of_stages(&mut f);
+        self.engine.or_abort(result)
     }
+}
 
+impl<M: Params> StepEngine<M> {
     /// Updates the parameters of several stages whose first stage this rank has. If stages are sharded, the first
     /// shard has the optimizer's state.
-    fn update_ties(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
-        let Self { stages, ties, tied_means, groups, .. } = self;
-        for (tie, mean) in ties.iter().zip(tied_means).filter(|_| groups.shards.rank() == 0) {
+    pub(crate) fn update_ties(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        let Self { stages, pipeline, groups, .. } = self;
+        let ties = pipeline.iter().flat_map(|PipelineState { ties, means, .. }| ties.iter().zip(means));
+        for (tie, mean) in ties.filter(|_| groups.shards.rank() == 0) {
             let Some(mean) = mean else { continue };
             let stage = stages.iter_mut().find(|stage| stage.number == tie.stages[0]);
             let stage = stage.expect("the rank of the first stage has the mean");
@@ -79,50 +72,46 @@ impl<A> Pipeline<A> {
         Ok(())
     }
 
-    fn try_for_each_parameter(&mut self, f: &mut dyn FnMut(usize, Values<'_>)) -> Result<()> {
-        let Self { stages, groups, .. } = self;
+    fn for_each_of_stages(&mut self, f: &mut dyn FnMut(usize, Values<'_>)) -> Result<()> {
+        let Self { stages, groups, pipeline: Some(pipeline), world, infos, .. } = self else { return Ok(()) };
         stages
             .iter_mut()
             .try_for_each(|stage| stage.units().try_for_each(|unit| stage.gather(unit, groups)))?;
-        for parameter in 0..self.infos.len() {
-            let info = &self.infos[parameter];
-            if info.same_as.is_some() {
-                continue;
-            }
+        for (parameter, info) in infos.iter().enumerate().filter(|(_, info)| info.same_as.is_none()) {
             let mut values = Flat::zeros(info.dtype, info.len());
-            let stage = self.stage_of(parameter);
-            if let Some(own) = self.stages.iter().find(|own| own.number == stage) {
+            let stage = pipeline.stage_of(parameter);
+            if let Some(own) = stages.iter().find(|own| own.number == stage) {
                 params::read(&own.model, parameter - own.range.start, &mut |read| {
                     values.slice_mut(0, read.len()).convert_from(read);
                 })?;
             }
             let len = values.len();
-            values.slice_mut(0, len).broadcast(&mut self.comm, self.schedule.placement()[stage])?;
+            values.slice_mut(0, len).broadcast(world, pipeline.schedule.placement()[stage])?;
             f(parameter, values.slice(0, len));
         }
-        self.stages.iter_mut().try_for_each(|stage| {
+        stages.iter_mut().try_for_each(|stage| {
             stage.units().try_for_each(|unit| stage.free(unit))?;
-            stage.parameters.rest(&mut self.groups)
+            stage.parameters.rest(groups)
         })
     }
 
     /// Copies the values of each tied parameter from its first stage, and there from the first shard, to the others.
-    pub(super) fn broadcast_ties(&mut self) -> Result<()> {
-        let rank = self.comm.rank();
-        for tie in &self.ties {
-            let info = &self.infos[tie.parameter];
-            let (root, others) = tie.ranks(&self.schedule);
+    pub(crate) fn broadcast_ties(&mut self) -> Result<()> {
+        let Self { stages, groups, pipeline: Some(pipeline), world, infos, .. } = self else { return Ok(()) };
+        let rank = world.rank();
+        for tie in &pipeline.ties {
+            let info = &infos[tie.parameter];
+            let (root, others) = tie.ranks(&pipeline.schedule);
             if rank != root && !others.contains(&rank) {
                 continue;
             }
-            let of_tie = |stage: &&mut Stage<Sequence<A>>| tie.stages.contains(&stage.number);
-            let stage = self.stages.iter_mut().find(of_tie).expect("this rank has one of the tie's stages");
-            let same =
-                |&parameter: &usize| self.infos[parameter].same_as.unwrap_or(parameter) == tie.parameter;
+            let of_tie = |stage: &&mut Stage<M>| tie.stages.contains(&stage.number);
+            let stage = stages.iter_mut().find(of_tie).expect("this rank has one of the tie's stages");
+            let same = |&parameter: &usize| infos[parameter].same_as.unwrap_or(parameter) == tie.parameter;
             let parameter = stage.range.clone().find(same).expect("the stage has the parameter");
             let parameter = parameter - stage.range.start;
-            if rank == root && self.groups.shards.world_size() > 1 {
-                let shards = &mut self.groups.shards;
+            if rank == root && groups.shards.world_size() > 1 {
+                let shards = &mut groups.shards;
                 params::write(&mut stage.model, parameter, |values| values.broadcast(shards, 0))?;
             }
             let mut values = Flat::zeros(info.dtype, info.len());
@@ -131,7 +120,7 @@ impl<A> Pipeline<A> {
                     values.slice_mut(0, read.len()).convert_from(read);
                 })?;
             }
-            pass_around(&mut self.comm, &mut values, root, &others)?;
+            pass_around(world, &mut values, root, &others)?;
             if rank != root {
                 params::write(&mut stage.model, parameter, |mut own| {
                     own.copy_from(values.slice(0, info.len()))
@@ -139,10 +128,6 @@ impl<A> Pipeline<A> {
             }
         }
         Ok(())
-    }
-
-    fn stage_of(&self, parameter: usize) -> usize {
-        self.first.partition_point(|&start| start <= parameter) - 1
     }
 }
 

@@ -2,68 +2,34 @@
 
 use std::time::Duration;
 
-use dist_collectives::Communicator;
+use dist_collectives::transport::Runtime;
 
 use super::activations::{Activations, TensorMeta};
 use super::links::StageLinks;
 use super::ties::{self, Node};
-use super::{Action, Item, Pipeline, Span};
-use crate::engine::{AssignedMicroBatch, Interpreter, PassInput, StepAction, Work};
+use super::{Action, Item, Span};
 use crate::flat::Flat;
-use crate::gradients::RoundRole;
-use crate::loss::WeightedLoss;
-use crate::{Error, Result, Sequence, Values};
+use crate::fsdp::Groups;
+use crate::{Error, Result, Values};
 
 /// The messages, ties and times of one pass.
 pub(crate) struct PipelinePass<'a, A> {
-    links: &'a mut StageLinks,
-    nodes: &'a mut [Node],
-    activations: &'a dyn Activations<A>,
+    pub(super) links: &'a mut StageLinks,
+    pub(super) nodes: &'a mut [Node],
+    pub(super) activations: &'a dyn Activations<A>,
     /// `true` in a step, `false` in an evaluation.
-    trains: bool,
-    clock: &'a mut Clock,
-    spans: &'a mut Vec<Span>,
-    kept_most: &'a mut usize,
-}
-
-impl<A> Pipeline<A> {
-    /// Executes a list of actions. `first` is the number of this pipeline's first micro-batch in the call. Returns the
-    /// losses that this rank has computed, by the numbers of the micro-batches in the list.
-    pub(super) fn run(
-        &mut self,
-        actions: &[StepAction],
-        first: usize,
-        work: &mut Work<'_, '_, Sequence<A>, A>,
-        clock: &mut Clock,
-    ) -> Result<Vec<(usize, WeightedLoss)>> {
-        let last = self.schedule.stages() - 1;
-        let (before, before_of_all) = (self.calls * self.schedule.micro_batches(), self.calls * self.total());
-        let Self { stages, groups, links, nodes, activations, passes, spans, kept_most, .. } = self;
-        let activations = &**activations;
-        groups.take_waited();
-        let trains = work.trains();
-        let assigned = |micro_batch| {
-            let index = first + micro_batch;
-            let pass = match trains {
-                true => passes.in_step(before_of_all + index),
-                false => passes.in_evaluation(index),
-            };
-            let number = before + micro_batch;
-            AssignedMicroBatch { index: Some(index), number, role: RoundRole::Inner, pass }
-        };
-        let pass = PassInput { work, assigned: &assigned };
-        let pipeline =
-            PipelinePass { links, nodes, activations, trains, clock: &mut *clock, spans, kept_most };
-        let losses = Interpreter::new(stages, groups, last, pass, Some(pipeline)).run(actions)?;
-        clock.waited += groups.take_waited();
-        clock.waiting(|| stages.iter_mut().try_for_each(|stage| stage.parameters.rest(groups)))?;
-        Ok(losses)
-    }
+    pub(super) trains: bool,
+    pub(super) runtime: &'a Runtime,
+    /// The time at which the call began.
+    pub(super) began: Duration,
+    pub(super) spans: &'a mut Vec<Span>,
+    pub(super) kept_most: &'a mut usize,
 }
 
 impl<A> PipelinePass<'_, A> {
+    /// Returns the time since the call began.
     pub(crate) fn now(&self) -> Duration {
-        self.clock.now()
+        self.runtime.now().saturating_sub(self.began)
     }
 
     /// Records the time of a computation of a stage since `start`. The units of a stage are one computation. `kept` is
@@ -72,7 +38,7 @@ impl<A> PipelinePass<'_, A> {
         if !self.trains {
             return;
         }
-        let end = self.clock.now();
+        let end = self.now();
         match self.spans.last_mut().filter(|span| span.action == action) {
             Some(span) => span.end = end,
             None => self.spans.push(Span { action, start, end }),
@@ -80,14 +46,14 @@ impl<A> PipelinePass<'_, A> {
         *self.kept_most = (*self.kept_most).max(kept);
     }
 
-    pub(crate) fn send_activation(&mut self, item: Item, output: A) -> Result<()> {
+    pub(crate) fn send_activation(&mut self, item: Item, output: A, groups: &mut Groups) -> Result<()> {
         let stage = item.stage;
         let (got, values) = self.to_flat(&output)?;
         drop(output);
         let link = self.links.outputs.get_mut(&stage).expect(LINKED);
         let too_many = Error::TooManyDims { stage, dims: got.shape.len() };
         if !self.trains {
-            self.clock.waiting(|| link.finish())?;
+            groups.timed(|| link.finish())?;
             return link.send_any(&got, values).ok_or(too_many);
         }
         if let Some(expected) = link.meta().filter(|expected| **expected != got) {
@@ -101,9 +67,9 @@ impl<A> PipelinePass<'_, A> {
         Ok(())
     }
 
-    pub(crate) fn receive_activation(&mut self, item: Item) -> Result<A> {
+    pub(crate) fn receive_activation(&mut self, item: Item, groups: &mut Groups) -> Result<A> {
         let link = self.links.inputs.get_mut(&item.stage).expect(LINKED);
-        let (meta, values) = self.clock.waiting(|| link.receive())?;
+        let (meta, values) = groups.timed(|| link.receive())?;
         let input = self.unflatten(&meta, &values)?;
         if self.trains && self.activations.gradients_have_the_same_shape() {
             self.links.input_gradients.get_mut(&item.stage).expect(LINKED).expect(meta);
@@ -122,9 +88,9 @@ impl<A> PipelinePass<'_, A> {
         link.send(&got, values).ok_or(Error::TooManyDims { stage, dims: got.shape.len() })
     }
 
-    pub(crate) fn receive_gradient(&mut self, item: Item) -> Result<A> {
+    pub(crate) fn receive_gradient(&mut self, item: Item, groups: &mut Groups) -> Result<A> {
         let link = self.links.output_gradients.get_mut(&item.stage).expect(LINKED);
-        let (meta, values) = self.clock.waiting(|| link.receive())?;
+        let (meta, values) = groups.timed(|| link.receive())?;
         self.unflatten(&meta, &values)
     }
 
@@ -166,29 +132,3 @@ impl<A> PipelinePass<'_, A> {
 
 /// The schedule was proven, so a stage has the links of its actions.
 const LINKED: &str = "a proven schedule has the link";
-
-/// Measures the time since a pass began.
-pub(crate) struct Clock {
-    runtime: dist_collectives::transport::Runtime,
-    began: Duration,
-    /// The part of it that was spent waiting.
-    pub(super) waited: Duration,
-}
-
-impl Clock {
-    pub(super) fn new(comm: &Communicator) -> Self {
-        let runtime = comm.runtime().clone();
-        Self { began: runtime.now(), runtime, waited: Duration::ZERO }
-    }
-
-    pub(super) fn now(&self) -> Duration {
-        self.runtime.now().saturating_sub(self.began)
-    }
-
-    pub(super) fn waiting<T>(&mut self, wait: impl FnOnce() -> T) -> T {
-        let began = self.now();
-        let done = wait();
-        self.waited += self.now().saturating_sub(began);
-        done
-    }
-}

@@ -2,27 +2,18 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::Duration;
 
-use dist_collectives::{Communicator, ReduceOp};
+use dist_collectives::Communicator;
 
 use super::activations::Activations;
-use super::consensus::CallGroups;
-use super::links::StageLinks;
 use super::stage::actions_of;
-use super::ties::{self, Node, Tie};
-use super::{PipelineSchedule, Span, Timeline};
+use super::ties::{self, Tie};
+use super::{PipelineSchedule, PipelineState, Span, Timeline};
 use crate::abort::or_abort;
-use crate::engine::{Stage, StepAction};
-use crate::fsdp::{Groups, Precision, follow};
-use crate::loss::WeightedLoss;
-use crate::mean::Mean;
-use crate::norm::{self, SquareRange, SumOfSquares};
-use crate::pass::Passes;
-use crate::unreported::{Unreported, without_gradient};
-use crate::updates::Updates;
-use crate::{Error, ParamInfo, Params, Pass, Result, Sequence, Values, agreement, params};
+use crate::engine::{Agreement, RoundActions, Stage, StepEngine, delegate_shards};
+use crate::fsdp::{Groups, Precision};
+use crate::{Error, ParamInfo, Params, Result, Sequence, Values, agreement, params};
 
 /// Pipeline-parallel training: every rank has some stages of the model, and a step's micro-batches flow through them
 /// in the order of a [`PipelineSchedule`].
@@ -66,43 +57,8 @@ use crate::{Error, ParamInfo, Params, Pass, Result, Sequence, Values, agreement,
 /// [`SettingsDiffer`](Error::SettingsDiffer), [`CallsDiffer`](Error::CallsDiffer) between calls other than a step, and
 /// in evaluations [`NoMicroBatches`](Error::NoMicroBatches) and [`NoSchedule`](Error::NoSchedule).
 pub struct Pipeline<A> {
-    pub(super) comm: Communicator,
-    /// The ranks that have the same stages: those with the other shards of them, and those in the other pipelines.
-    pub(super) groups: Groups,
-    /// All ranks that hold one replica of the model, if stages are sharded.
-    pub(super) sharded: Option<Communicator>,
-    pub(super) call_groups: CallGroups,
+    pub(super) engine: StepEngine<Sequence<A>>,
     pub(super) activations: Box<dyn Activations<A>>,
-    pub(super) schedule: PipelineSchedule,
-    pub(super) infos: Vec<ParamInfo>,
-    /// The same with the types of the master values that the optimizer updates.
-    pub(super) kept: Vec<ParamInfo>,
-    precision: Precision,
-    /// For each stage, the index of its first parameter, and the number of parameters at the end.
-    pub(super) first: Vec<usize>,
-    /// This rank's stages, in order.
-    pub(super) stages: Vec<Stage<Sequence<A>>>,
-    /// This rank's actions in a step.
-    pub(super) actions: Arc<[StepAction]>,
-    pub(super) links: StageLinks,
-    pub(super) ties: Vec<Tie>,
-    /// This rank's ends of the ties whose parameters have gradients.
-    pub(super) nodes: Vec<Node>,
-    /// For each tie, the mean gradient, if this rank has the first stage and a micro-batch had a gradient.
-    pub(super) tied_means: Vec<Option<Mean>>,
-    pub(super) spans: Vec<Span>,
-    pub(super) kept_most: usize,
-    pub(super) passes: Passes,
-    pub(super) updates: Updates,
-    pub(super) unreported: Unreported,
-    /// The number of calls that have computed micro-batches since the last step, each as many as the schedule has.
-    pub(super) calls: usize,
-    /// `true` if these micro-batches have weights.
-    pub(super) weighted: bool,
-    /// This rank's losses of these micro-batches, by their numbers in this pipeline.
-    pub(super) losses: Vec<(usize, WeightedLoss)>,
-    /// `true` while micro-batches are computed. It stays `true` if the computation panics.
-    pub(super) computes: bool,
 }
 
 impl<A> Pipeline<A> {
@@ -175,40 +131,14 @@ impl<A> Pipeline<A> {
                 )?);
             }
         }
-        let links = StageLinks::new(&mut comm, &schedule)?;
         let list = &schedule.actions()[comm.rank()];
-        let actions = actions_of(list, &own, schedule.stages() - 1).into();
-        let nodes = ties::nodes(&mut comm, &schedule, &infos, &ties)?;
-        let mut pipeline = Self {
-            comm,
-            groups,
-            sharded: None,
-            call_groups: CallGroups::default(),
-            activations: Box::new(activations),
-            schedule,
-            kept: infos.iter().map(|info| master(info, precision)).collect(),
-            infos,
-            precision,
-            first,
-            stages: own,
-            actions,
-            links,
-            tied_means: ties.iter().map(|_| None).collect(),
-            ties,
-            nodes,
-            spans: Vec::new(),
-            kept_most: 0,
-            passes: Passes::default(),
-            updates: Updates::new(),
-            unreported: Unreported::default(),
-            calls: 0,
-            weighted: false,
-            losses: Vec::new(),
-            computes: false,
-        };
-        let told = pipeline.broadcast_ties();
-        pipeline.or_abort(told)?;
-        Ok(pipeline)
+        let actions = RoundActions::of_schedule(actions_of(list, &own, schedule.stages() - 1));
+        let state = PipelineState::new(&mut comm, schedule, &infos, first, ties)?;
+        let mut engine = StepEngine::of_stages(comm, groups, own, infos, Agreement::AtEnd, actions);
+        engine.pipeline = Some(state);
+        let told = engine.broadcast_ties();
+        engine.or_abort(told)?;
+        Ok(Self { engine, activations: Box::new(activations) })
     }
 
     /// Joins this pipeline with others that have the same stages (data parallelism). `data` connects the ranks with
@@ -221,12 +151,12 @@ impl<A> Pipeline<A> {
     /// # Errors
     /// Models or schedules differ between pipelines: every rank gets the error. Communication fails.
     pub fn reduce_over(&mut self, mut data: Communicator) -> Result<()> {
-        self.announce("reduce_over");
+        self.engine.announce("reduce_over");
         let result = self.agree(&mut data);
-        self.or_abort(result)?;
-        self.call_groups.data = Some(forked(&mut self.comm, &mut data)?);
-        self.groups.replicas = data;
-        self.forget();
+        self.engine.or_abort(result)?;
+        self.state_mut().call_groups.data = Some(forked(&mut self.engine.world, &mut data)?);
+        self.engine.groups.replicas = data;
+        self.engine.forget();
         Ok(())
     }
 
@@ -246,25 +176,29 @@ impl<A> Pipeline<A> {
     /// The errors of [`reduce_over`](Self::reduce_over). [`PipelineRanks`](Error::PipelineRanks) if `pipelines` does
     /// not have equally many ranks of each stage.
     pub fn shard_over(&mut self, mut pipelines: Communicator) -> Result<()> {
-        self.announce("shard_over");
+        self.engine.announce("shard_over");
         let shards = self.with_same_stages(&mut pipelines);
-        let mut shards = self.or_abort(shards)?;
+        let mut shards = self.engine.or_abort(shards)?;
         let result = self.agree(&mut shards);
-        self.or_abort(result)?;
-        self.call_groups.shards = Some(forked(&mut self.comm, &mut shards)?);
-        (self.groups.shards, self.sharded) = (shards, Some(pipelines));
-        let Self { stages, groups, .. } = self;
+        self.engine.or_abort(result)?;
+        let state = self.state_mut();
+        state.sharded = Some(pipelines);
+        self.state_mut().call_groups.shards = Some(forked(&mut self.engine.world, &mut shards)?);
+        let StepEngine { stages, groups, world, .. } = &mut self.engine;
+        groups.shards = shards;
+        let rank = world.rank();
         let result = stages.iter_mut().try_for_each(|stage| stage.shard_over(groups));
-        self.or_abort(result)?;
-        let list = &self.schedule.actions()[self.comm.rank()];
-        self.actions = actions_of(list, &self.stages, self.schedule.stages() - 1).into();
-        self.forget();
+        self.engine.or_abort(result)?;
+        let schedule = self.schedule();
+        let actions = actions_of(&schedule.actions()[rank], &self.engine.stages, schedule.stages() - 1);
+        self.engine.actions = RoundActions::of_schedule(actions);
+        self.engine.forget();
         Ok(())
     }
 
     /// Returns the group of the ranks that have the same stages in these pipelines.
-    fn with_same_stages(&mut self, pipelines: &mut Communicator) -> Result<Communicator> {
-        let (own, ranks) = (self.comm.rank(), self.comm.world_size());
+    fn with_same_stages(&self, pipelines: &mut Communicator) -> Result<Communicator> {
+        let (own, ranks) = (self.engine.world.rank(), self.engine.world.world_size());
         let all = agreement::gather(pipelines, [own as u64])?;
         let members = |of: usize| (0..all.len()).filter(|&rank| all[rank] == [of as u64]).collect::<Vec<_>>();
         if (0..ranks).any(|of| members(of).len() * ranks != all.len()) {
@@ -276,94 +210,90 @@ impl<A> Pipeline<A> {
 
     /// Returns an error unless these ranks have the same stages, and broadcasts the parameters of rank 0.
     fn agree(&mut self, comm: &mut Communicator) -> Result<()> {
-        let numbers: Vec<usize> = self.stages.iter().map(|stage| stage.number).collect();
+        let numbers: Vec<usize> = self.engine.stages.iter().map(|stage| stage.number).collect();
         let settings =
-            [as_setting(&self.schedule), agreement::setting("the stages that a rank has", numbers)];
-        agreement::check(comm, &self.infos, &settings)?;
-        let Self { stages, groups, .. } = self;
+            [as_setting(self.schedule()), agreement::setting("the stages that a rank has", numbers)];
+        let StepEngine { stages, groups, infos, .. } = &mut self.engine;
+        agreement::check(comm, infos, &settings)?;
         stages.iter_mut().try_for_each(|stage| stage.broadcast(comm, groups))
+    }
+
+    /// Returns the state that only pipelines have.
+    pub(super) const fn state(&self) -> &PipelineState {
+        self.engine.pipeline.as_ref().expect(IS_PIPELINE)
+    }
+
+    pub(super) const fn state_mut(&mut self) -> &mut PipelineState {
+        self.engine.pipeline.as_mut().expect(IS_PIPELINE)
     }
 
     /// Returns the parameters of the whole model.
     pub fn infos(&self) -> &[ParamInfo] {
-        &self.infos
+        &self.engine.infos
     }
 
     /// Sets forwards outside of steps and evaluations to training mode, which blocks receive as a [`Pass`]. A step
     /// is always in training mode, an evaluation never.
     pub fn train(&mut self) {
-        let pass = self.passes.set_training(true);
-        self.begin_forward(pass);
+        self.engine.set_training(true);
     }
 
     /// Sets forwards outside of steps and evaluations to evaluation mode. Every trainer begins with it.
     pub fn eval(&mut self) {
-        let pass = self.passes.set_training(false);
-        self.begin_forward(pass);
-    }
-
-    /// Announces a forward to the blocks of this rank's stages.
-    pub(super) fn begin_forward(&mut self, pass: Pass) {
-        self.stages.iter_mut().for_each(|stage| stage.model.begin_forward(pass));
+        self.engine.set_training(false);
     }
 
     /// Returns the schedule.
     pub const fn schedule(&self) -> &PipelineSchedule {
-        &self.schedule
+        &self.state().schedule
     }
 
     /// Returns this rank's stages: their numbers and their blocks. [Sharded](Self::shard_over) parameters are freed
     /// between steps; [`into_parts`](Self::into_parts) returns them complete.
     pub fn stages(&self) -> impl Iterator<Item = (usize, &Sequence<A>)> {
-        self.stages.iter().map(|stage| (stage.number, &stage.model))
+        self.engine.stages.iter().map(|stage| (stage.number, &stage.model))
     }
 
     /// Returns this rank's stages, for example to change a setting of their blocks. If you change parameters, change
     /// them alike on all ranks with the stage, and only parameters that are not sharded. With master parameters, the
     /// values become the master values.
     pub fn stages_mut(&mut self) -> impl Iterator<Item = (usize, &mut Sequence<A>)> {
-        self.stages.iter_mut().map(|stage| (stage.number, &mut stage.model))
+        self.engine.stages.iter_mut().map(|stage| (stage.number, &mut stage.model))
     }
 
     /// Returns the largest number of activations of a stage that this rank held at once in the last step.
     pub const fn kept(&self) -> usize {
-        self.kept_most
+        self.state().kept_most
     }
 
     /// Returns the communicator between the stages.
     pub const fn communicator(&self) -> &Communicator {
-        &self.comm
+        &self.engine.world
     }
 
     /// Returns the communicator between the stages, for other messages between the ranks. If you set its timeout or
     /// reduction order, every later call uses it, also between pipelines.
     pub const fn communicator_mut(&mut self) -> &mut Communicator {
-        &mut self.comm
+        &mut self.engine.world
     }
 
     /// Returns the micro-batches that this pipeline computes in a step, of those of all pipelines.
     pub fn share(&self) -> Range<usize> {
-        let (count, (pipeline, _)) = (self.schedule.micro_batches(), self.replica_position());
+        let (count, (pipeline, _)) = (self.schedule().micro_batches(), self.engine.replica());
         pipeline * count..(pipeline + 1) * count
-    }
-
-    /// Returns the number of this pipeline and the number of all pipelines.
-    pub(super) fn replica_position(&self) -> (usize, usize) {
-        let Groups { shards, replicas, .. } = &self.groups;
-        let count = shards.world_size();
-        (replicas.rank() * count + shards.rank(), replicas.world_size() * count)
     }
 
     /// Returns the mean gradient of a parameter, by its index in the whole model, until the next step. `None` if no
     /// micro-batch had one, if it is on another rank, or if it is sharded.
     pub fn gradient(&self, parameter: usize) -> Option<Values<'_>> {
-        let original = self.infos.get(parameter)?.same_as.unwrap_or(parameter);
-        if let Some(tie) = ties::of(&self.ties, original) {
-            let mean = self.tied_means[tie].as_ref()?;
+        let original = self.infos().get(parameter)?.same_as.unwrap_or(parameter);
+        let PipelineState { ties, means, .. } = self.state();
+        if let Some(tie) = ties::of(ties, original) {
+            let mean = means[tie].as_ref()?;
             return Some(mean.slice(0, mean.len()));
         }
-        let stage = self.stages.iter().find(|stage| stage.range.contains(&parameter))?;
-        if stage.is_sharded() {
+        let stage = self.engine.stages.iter().find(|stage| stage.range.contains(&parameter))?;
+        if stage.plan.degrees.frees {
             return None;
         }
         stage.gradients.mean(parameter - stage.range.start)
@@ -375,15 +305,7 @@ impl<A> Pipeline<A> {
     /// forgotten to report them.
     #[doc(alias = "find_unused_parameters")]
     pub fn without_gradient(&self) -> Vec<&str> {
-        without_gradient(&self.infos, |parameter| {
-            let Some(stage) = self.stages.iter().find(|stage| stage.range.contains(&parameter)) else {
-                return true;
-            };
-            match self.ties.iter().position(|tie| tie.parameter == parameter) {
-                Some(tie) => self.tied_means[tie].is_some(),
-                None => stage.gradients.used()[parameter - stage.range.start],
-            }
-        })
+        self.engine.without_gradient()
     }
 
     /// Returns the Euclidean norm of all gradients as one vector. It is rounded once, so its bits do not depend on
@@ -393,29 +315,8 @@ impl<A> Pipeline<A> {
     /// # Errors
     /// Communication fails.
     pub fn gradient_norm(&mut self) -> Result<f64> {
-        self.agree_to_call("gradient_norm")?;
-        self.norm()
-    }
-
-    pub(super) fn norm(&mut self) -> Result<f64> {
-        let norm = self.try_gradient_norm();
-        self.or_abort(norm)
-    }
-
-    fn try_gradient_norm(&mut self) -> Result<f64> {
-        self.check_ended()?;
-        let range =
-            SquareRange::of(self.infos.iter().map(|info| self.precision.reduce.unwrap_or(info.dtype)));
-        let mut sum = SumOfSquares::new(range);
-        // Every shard has the parameters of several stages; the first one counts them.
-        let tied = self.tied_means.iter().flatten().filter(|_| self.groups.shards.rank() == 0);
-        tied.for_each(|mean| sum.add(mean.slice(0, mean.len())));
-        self.stages.iter().for_each(|stage| stage.add_squares(self.groups.shards.rank(), &mut sum));
-        let mut encoded = sum.encode();
-        for comm in [&mut self.comm, &mut self.groups.shards] {
-            comm.all_reduce(&mut encoded, ReduceOp::Sum).map_err(Error::communication)?;
-        }
-        Ok(SumOfSquares::root(range, &encoded))
+        self.engine.agree_to_call("gradient_norm")?;
+        self.engine.gradient_norm()
     }
 
     /// Scales all gradients by one factor so that their norm is at most `max`. Returns the norm before. Nothing
@@ -425,25 +326,14 @@ impl<A> Pipeline<A> {
     /// Communication fails.
     #[doc(alias = "clip_grad_norm_")]
     pub fn clip_gradients(&mut self, max: f64) -> Result<f64> {
-        self.agree_to_call("clip_gradients")?;
-        let norm = self.norm()?;
-        self.updates.record_clipping(max);
-        if let Some(factor) = norm::factor(norm, max) {
-            self.scale_means(factor);
-        }
-        Ok(norm)
+        self.engine.agree_to_call("clip_gradients")?;
+        self.engine.clip_gradients(max)
     }
 
     /// Scales all gradients by a factor, for example that of a [`LossScaler`](crate::optim::LossScaler). It needs no
     /// communication. All ranks call it with the same factor, and the next step compares it.
     pub fn scale_gradients(&mut self, factor: f64) {
-        self.updates.record_scaling(factor);
-        self.scale_means(factor);
-    }
-
-    fn scale_means(&mut self, factor: f64) {
-        self.stages.iter_mut().for_each(|stage| stage.gradients.scale(factor));
-        self.tied_means.iter_mut().flatten().for_each(|mean| mean.scale(factor));
+        self.engine.scale_gradients(factor);
     }
 
     /// Returns the times of all computations of the last step on every rank of this pipeline, relative to the start
@@ -452,18 +342,19 @@ impl<A> Pipeline<A> {
     /// # Errors
     /// Communication fails.
     pub fn timeline(&mut self) -> Result<Timeline> {
-        self.agree_to_call("timeline")?;
-        let lists = self.schedule.actions().iter();
+        self.engine.agree_to_call("timeline")?;
+        let (state, ranks) = (self.state(), self.engine.world.world_size());
+        let lists = state.schedule.actions().iter();
         let counts: Vec<usize> =
             lists.map(|list| list.iter().filter(|action| action.is_computation()).count()).collect();
         let most = counts.iter().max().copied().unwrap_or(0);
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let mut own: Vec<u64> =
-            self.spans.iter().flat_map(|span| [nanos(span.start), nanos(span.end)]).collect();
+            state.spans.iter().flat_map(|span| [nanos(span.start), nanos(span.end)]).collect();
         own.resize(2 * most, 0);
-        let mut all = vec![0; own.len() * self.comm.world_size()];
-        let gathered = self.comm.all_gather(&own, &mut all).map_err(Error::communication);
-        self.or_abort(gathered)?;
+        let mut all = vec![0; own.len() * ranks];
+        let gathered = self.engine.world.all_gather(&own, &mut all).map_err(Error::communication);
+        self.engine.or_abort(gathered)?;
         let of_rank = |(list, times): (&Vec<super::Action>, &[u64])| {
             let computations = list.iter().filter(|action| action.is_computation());
             let spans = computations.zip(times.chunks_exact(2)).map(|(&action, times)| Span {
@@ -474,7 +365,7 @@ impl<A> Pipeline<A> {
             spans.collect()
         };
         Ok(Timeline {
-            ranks: self.schedule.actions().iter().zip(all.chunks(2 * most)).map(of_rank).collect(),
+            ranks: self.schedule().actions().iter().zip(all.chunks(2 * most)).map(of_rank).collect(),
         })
     }
 
@@ -484,77 +375,22 @@ impl<A> Pipeline<A> {
     /// # Errors
     /// Communication fails, or a block does not accept its parameters.
     pub fn into_parts(mut self) -> Result<(Communicator, Vec<Sequence<A>>)> {
-        self.announce("into_parts");
-        let Self { stages, groups, .. } = &mut self;
+        self.engine.announce("into_parts");
+        let StepEngine { stages, groups, .. } = &mut self.engine;
         let gathered = stages.iter_mut().try_for_each(|stage| {
             stage.units().try_for_each(|unit| stage.gather(unit, groups))?;
             stage.parameters.rest(groups)
         });
-        self.or_abort(gathered)?;
-        Ok((self.comm, self.stages.into_iter().map(|stage| stage.model).collect()))
-    }
-
-    /// Announces the start of a call to the ranks of this pipeline and of the others.
-    pub(super) fn announce(&mut self, name: &str) {
-        self.follow();
-        let groups = [&mut self.comm, &mut self.groups.shards, &mut self.groups.replicas];
-        groups.into_iter().chain(&mut self.sharded).for_each(|group| group.announce(name, name));
-    }
-
-    /// Passes the timeout and the reduction order of the communicator between the stages to all other communicators.
-    pub(super) fn follow(&mut self) {
-        let Self { comm, groups, sharded, call_groups, links, nodes, stages, .. } = self;
-        groups.follow(comm);
-        let others = [sharded, &mut call_groups.shards, &mut call_groups.data];
-        others.into_iter().flatten().for_each(|group| follow(group, comm));
-        stages.iter_mut().for_each(|stage| stage.parameters.follow(comm));
-        links.follow(comm);
-        nodes.iter_mut().for_each(|node| node.follow(comm));
-    }
-
-    /// Returns an error if a step has panicked, because the sums are then incomplete.
-    pub(super) const fn check_ended(&self) -> Result<()> {
-        if self.computes { Err(Error::StepPanicked) } else { Ok(()) }
-    }
-
-    /// Returns the error of ranks that have updated their parameters differently. All ranks of all pipelines call
-    /// this.
-    pub(super) fn updates_differ(&mut self) -> Error {
-        let Self { comm, groups: Groups { shards, replicas, .. }, updates, infos, .. } = self;
-        updates.differ(&mut [comm, shards, replicas], infos)
-    }
-
-    /// Returns an error unless all ranks of all pipelines have updated their parameters alike. All of them call this.
-    pub(super) fn check_updates(&mut self) -> Result<()> {
-        let Self { comm, groups: Groups { shards, replicas, .. }, updates, infos, .. } = self;
-        updates.check(&mut [comm, shards, replicas], infos)
-    }
-
-    /// On an error that other ranks do not get, aborts the job and drops the unfinished step.
-    pub(super) fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
-        or_abort(&mut self.comm, result).inspect_err(|error| {
-            if !error.is_on_every_rank() {
-                self.forget();
-            }
-        })
-    }
-
-    /// Drops everything except the parameters.
-    pub(super) fn forget(&mut self) {
-        self.links.forget();
-        self.stages.iter_mut().for_each(Stage::forget);
-        self.nodes.iter_mut().for_each(Node::forget);
-        self.tied_means.iter_mut().for_each(|mean| *mean = None);
-        self.calls = 0;
-        self.losses.clear();
+        self.engine.or_abort(gathered)?;
+        let StepEngine { world, stages, .. } = self.engine;
+        Ok((world, stages.into_iter().map(|stage| stage.model).collect()))
     }
 }
 
-/// Returns a parameter with the type of its master values.
-fn master(info: &ParamInfo, precision: Precision) -> ParamInfo {
-    let dtype = precision.master.filter(|_| info.trainable).unwrap_or(info.dtype);
-    ParamInfo { dtype, ..info.clone() }
-}
+delegate_shards!(
+    /// One pipeline has the whole model, or several that shard their stages. If there are more, the first saves.
+    impl<A> Shards for Pipeline<A>, engine
+);
 
 /// Returns an error if stages share a parameter and master values or gradients have types of their own.
 fn check_precision(infos: &[ParamInfo], ties: &[Tie], precision: Precision) -> Result<()> {
@@ -606,6 +442,9 @@ fn check<A>(
 
 impl<A> fmt::Debug for Pipeline<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pipeline({:?}, {} of {} stages)", self.comm, self.stages.len(), self.schedule.stages())
+        let (StepEngine { world, stages, .. }, of) = (&self.engine, self.schedule().stages());
+        write!(f, "Pipeline({world:?}, {} of {of} stages)", stages.len())
     }
 }
+
+const IS_PIPELINE: &str = "the engine of a pipeline has its state";

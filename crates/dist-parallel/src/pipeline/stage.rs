@@ -8,26 +8,11 @@ use dist_collectives::Communicator;
 use super::ties::{self, Tie};
 use crate::buffers::Buffers;
 use crate::engine::{GatherPolicy, Stage, StageUnits, StepAction, step_actions};
-use crate::flat::{Flat, PendingFlat};
+use crate::flat::Flat;
 use crate::fsdp::{FlatParameter, FsdpOptions, Groups, Parameters, Plan, Precision, ShardingStrategy, Units};
 use crate::gradients::{GradientLayout, GradientMemory, Gradients, Scatter};
 use crate::pipeline::Action;
 use crate::{Block, BufferSync, Chunk, ParamInfo, Params, Result, Sequence, params};
-
-/// A sum whose reduction may be in flight.
-pub(super) enum Reducing {
-    Here(Flat),
-    There(PendingFlat),
-}
-
-impl Reducing {
-    pub(super) fn wait(self) -> Result<Flat> {
-        match self {
-            Self::Here(sum) => Ok(sum),
-            Self::There(pending) => pending.wait(),
-        }
-    }
-}
 
 impl<A> Stage<Sequence<A>> {
     /// Returns the stage of these blocks, on a rank that does not share it yet. `infos` are the parameters of the whole
@@ -75,11 +60,6 @@ impl<A> Stage<Sequence<A>> {
         })
     }
 
-    /// Returns `true` if each rank of the shard group keeps a part of the parameters between their uses.
-    pub(super) const fn is_sharded(&self) -> bool {
-        self.plan.degrees.frees
-    }
-
     /// Divides the parameters among the ranks of the shard group, except those of several stages. Each block is a unit.
     pub(super) fn shard_over(&mut self, groups: &mut Groups) -> Result<()> {
         let Self { plan, parameters, model, tie_of, .. } = self;
@@ -113,11 +93,11 @@ impl<A> Stage<Sequence<A>> {
 }
 
 /// Returns the actions of a rank with these stages. `last` is the last stage of the model.
-pub(super) fn actions_of<A>(list: &[Action], stages: &[Stage<Sequence<A>>], last: usize) -> Vec<StepAction> {
+pub(super) fn actions_of<M>(list: &[Action], stages: &[Stage<M>], last: usize) -> Vec<StepAction> {
     let units = stages.iter().map(|stage| StageUnits {
         number: stage.number,
         layout: &stage.plan.layout,
-        policy: if stage.is_sharded() { GatherPolicy::WithStage } else { GatherPolicy::Never },
+        policy: if stage.plan.degrees.frees { GatherPolicy::WithStage } else { GatherPolicy::Never },
     });
     step_actions(list, &units.collect::<Vec<_>>(), last)
 }

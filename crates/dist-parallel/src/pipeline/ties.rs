@@ -196,13 +196,14 @@ impl Node {
         self.ended[micro_batch] = true;
     }
 
-    /// Returns the sum of all micro-batches, if this is the first stage, and whether any had a gradient.
-    pub(super) fn take(&mut self) -> Option<(Flat, bool)> {
-        if !matches!(self.earlier, Earlier::Sum) {
-            return None;
-        }
-        let sum = self.sum.finish(add)?;
-        Some((sum, std::mem::take(&mut self.used)))
+    /// Returns the sum of all micro-batches, and whether any had a gradient. This must be the first stage.
+    pub(super) fn take(&mut self) -> (Flat, bool) {
+        let sum = self.sum.finish(add).unwrap_or_else(|| {
+            let mut nothing = Flat::zeros(self.info.dtype.sum_dtype(), self.info.len());
+            nothing.slice_mut(0, self.info.len()).fill_neutral();
+            nothing
+        });
+        (sum, std::mem::take(&mut self.used))
     }
 
     /// Returns `true` if this is the tie's first stage.
