@@ -573,6 +573,34 @@ pub enum Error {
         /// The number that the step was called with.
         requested: usize,
     },
+    /// The ranks of one pipeline have joined with different numbers of micro-batches. Every rank gets this error, and
+    /// training can continue.
+    #[error(
+        "rank {rank} of pipeline {pipeline} joined with {there} micro-batches, rank 0 of this pipeline with {on_first}: the \
+         ranks of a pipeline compute the same micro-batches"
+    )]
+    JoinsDiffer {
+        /// The pipeline.
+        pipeline: usize,
+        /// The first rank that differs from rank 0 of the pipeline, by its number in the pipeline.
+        rank: usize,
+        /// The number of that rank's micro-batches.
+        there: usize,
+        /// The number of micro-batches of rank 0.
+        on_first: usize,
+    },
+    /// A pipeline has joined with more micro-batches than its schedule has. Every rank gets this error, and training can
+    /// continue.
+    #[error(
+        "a pipeline joined with {given} micro-batches, and its schedule is for at most {scheduled}: accumulate the others, \
+         or make a schedule for more"
+    )]
+    JoinedMicroBatches {
+        /// The number of micro-batches of the schedule.
+        scheduled: usize,
+        /// The number that the pipeline joined with.
+        given: usize,
+    },
     /// Ranks have called different functions of a trainer, for example a save on one rank only. If the communicator
     /// has found this, the job is aborted. Otherwise every rank gets this error, and training can continue.
     #[error("rank {rank} called {there}, {} called {here}", named(*.other))]
@@ -664,6 +692,8 @@ impl Error {
                 | Self::NotWithStrategy { .. }
                 | Self::PipelinesDiffer { .. }
                 | Self::ScheduledMicroBatches { .. }
+                | Self::JoinsDiffer { .. }
+                | Self::JoinedMicroBatches { .. }
                 | Self::CallsDiffer { source: None, .. }
                 | Self::ZeroWeight { .. }
                 | Self::GradientsDiffer { .. }

@@ -29,8 +29,8 @@ pub(crate) struct HookWorker {
 
 enum Job {
     Sum(BucketJob),
-    /// Drops the residuals of the hook.
-    Forget(Mailbox<Result<()>>),
+    /// Drops the residuals of the hook, and replaces the tensors of its buckets if there are others.
+    Forget(Option<Vec<Vec<BucketTensor>>>, Mailbox<Result<()>>),
 }
 
 struct BucketJob {
@@ -49,7 +49,7 @@ impl HookWorker {
     pub(crate) fn start(
         comm: &mut Communicator,
         mut hook: Box<dyn BucketHook>,
-        tensors: Vec<Vec<BucketTensor>>,
+        mut tensors: Vec<Vec<BucketTensor>>,
     ) -> Result<Self> {
         let mut forked = comm.fork().map_err(Error::communication)?;
         let runtime = comm.runtime().clone();
@@ -60,7 +60,8 @@ impl HookWorker {
             while let Ok(job) = queue.receive(None) {
                 let BucketJob { bucket, mut sum, timeout, order, reply } = match job {
                     Job::Sum(bucket) => bucket,
-                    Job::Forget(reply) => {
+                    Job::Forget(others, reply) => {
+                        tensors = others.unwrap_or(tensors);
                         reply.send(forgotten(&mut *hook));
                         continue;
                     }
@@ -97,8 +98,17 @@ impl HookWorker {
 
     /// Drops the residuals of the hook, and waits for that.
     pub(crate) fn forget(&self) -> Result<()> {
+        self.reset(None)
+    }
+
+    /// Replaces the tensors of each bucket, and drops the residuals of the hook.
+    pub(crate) fn set_tensors(&self, tensors: Vec<Vec<BucketTensor>>) -> Result<()> {
+        self.reset(Some(tensors))
+    }
+
+    fn reset(&self, tensors: Option<Vec<Vec<BucketTensor>>>) -> Result<()> {
         let (reply, mut forgotten) = self.runtime.mailbox();
-        self.ask(Job::Forget(reply));
+        self.ask(Job::Forget(tensors, reply));
         forgotten.receive(None).expect(ANSWERED)
     }
 

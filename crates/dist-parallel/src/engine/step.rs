@@ -119,14 +119,15 @@ impl<M: Params> StepEngine<M> {
             return Err(Error::PartlyWeighted);
         }
         let joins = descriptor.call == TrainingCall::Join;
-        if self.agreement == Agreement::BeforeRounds {
+        // The ranks of a pipeline compute the same micro-batches, so they agree on them before.
+        if self.agreement == Agreement::BeforeRounds || (joins && self.pipeline.is_some()) {
             self.agree(descriptor, if joins { given } else { 0 })?;
         }
         self.follow();
         self.stages.iter_mut().for_each(|stage| stage.gradients.begin_step());
         self.of_call = (0.0, 0);
         match self.pipeline {
-            Some(_) => self.run_schedule(descriptor.call, work)?,
+            Some(_) => self.run_schedule(descriptor.call, given, work)?,
             None => self.run_rounds(descriptor.call, given, work)?,
         }
         let Self { stages, groups, .. } = self;
@@ -381,7 +382,7 @@ impl<M: Params> StepEngine<M> {
     /// Returns an error unless all ranks have called for the same step, and have any micro-batches.
     fn agree(&mut self, descriptor: StepDescriptor, own: usize) -> Result<()> {
         if self.pipeline.is_some() {
-            return self.agree_in_pipelines(descriptor);
+            return self.agree_in_pipelines(descriptor, own);
         }
         let mut consensus = StepConsensus::encode(own, 0, descriptor, &self.updates, &[]);
         let group = match self.agreement {
@@ -445,7 +446,6 @@ impl<M: Params> StepEngine<M> {
             None => losses.mean(&mut engine.world),
         })
     }
-
     /// Computes this rank's losses of an evaluation in rounds.
     fn evaluate_rounds<A>(
         &mut self,

@@ -28,7 +28,7 @@ use crate::buffer_pool::BufferPool;
 use crate::flat::{Flat, PendingFlat};
 use crate::mean::Mean;
 use crate::tree::TreeSum;
-use crate::{Result, Values};
+use crate::{BucketTensor, ParamInfo, Result, Values};
 
 #[derive(Debug)]
 pub(crate) struct Gradients {
@@ -41,6 +41,8 @@ pub(crate) struct Gradients {
     scatter: Scatter,
     /// This rank's number among those with a shard each.
     rank: usize,
+    /// The number of the first bucket among those that a hook sums. The buckets of other stages come before.
+    first_bucket: usize,
     memory: GradientMemory,
     /// The unit whose round is being reduce-scattered.
     in_flight: Option<usize>,
@@ -149,6 +151,7 @@ impl Gradients {
             unused: Vec::new(),
             scatter,
             rank,
+            first_bucket: 0,
             memory,
             in_flight: None,
             started: 0,
@@ -162,6 +165,22 @@ impl Gradients {
     /// Returns the parameters with a place in a bucket, in the order of the buckets.
     pub(crate) fn parameters(&self) -> impl Iterator<Item = usize> + Clone {
         self.layout.buckets().flat_map(|bucket| &bucket.places).map(|place| place.parameter)
+    }
+
+    /// Returns the tensors of each bucket, as a hook receives them.
+    pub(crate) fn tensors(&self, infos: &[ParamInfo]) -> Vec<Vec<BucketTensor>> {
+        self.layout.tensors(infos)
+    }
+
+    /// Prepares for a hook that knows the first bucket by the number `first_bucket`.
+    pub(crate) fn set_hook(&mut self, first_bucket: usize, keeps_residual: bool) {
+        self.first_bucket = first_bucket;
+        self.ever_used = keeps_residual.then(|| vec![false; self.layout.len()]);
+    }
+
+    /// Returns `true` if a hook keeps residuals.
+    pub(crate) const fn keeps_residual(&self) -> bool {
+        self.ever_used.is_some()
     }
 
     pub(crate) fn bucket_count(&self) -> usize {

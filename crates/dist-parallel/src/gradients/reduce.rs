@@ -128,7 +128,7 @@ impl Gradients {
     fn start_next(&mut self, groups: &mut ReduceGroups<'_>) -> Result<()> {
         let unit = self.layout.order()[self.started];
         self.started += 1;
-        let number = self.layout.buckets_before(unit);
+        let number = self.first_bucket + self.layout.buckets_before(unit);
         for (index, bucket) in self.layout.units()[unit].buckets.iter().enumerate() {
             let sum = &mut self.sums[unit][index];
             let whole = sum.tree.finish(|left, right| merge(left, right, &mut sum.pool, &self.memory));
@@ -147,7 +147,7 @@ impl Gradients {
     /// Waits for a unit's reduce-scatter, if that was its last reduction, and starts to sum this rank's shards over the
     /// replicas.
     fn start_over_replicas(&mut self, unit: usize, groups: &mut ReduceGroups<'_>) -> Result<()> {
-        let number = self.layout.buckets_before(unit);
+        let number = self.first_bucket + self.layout.buckets_before(unit);
         for (index, bucket) in self.layout.units()[unit].buckets.iter().enumerate() {
             let state = &mut self.sums[unit][index].state;
             match std::mem::replace(state, SumState::Summing) {

@@ -5,6 +5,7 @@ use dist_collectives::{Communicator, ReduceOp};
 use crate::agreement::hash;
 use crate::engine::StepEngine;
 use crate::fsdp::Groups;
+use crate::loss::to_be_summed;
 use crate::pipeline::PipelineState;
 use crate::step_consensus::StepConsensus;
 use crate::tree::sum_of;
@@ -101,13 +102,38 @@ impl<M: Params> StepEngine<M> {
         Error::PipelinesDiffer { pipeline: at / ranks, rank: at % ranks, there, on_first }
     }
 
-    /// Returns an error unless all ranks of all pipelines have called for the same evaluation, with at least one
-    /// micro-batch.
-    pub(crate) fn agree_in_pipelines(&mut self, descriptor: StepDescriptor) -> Result<()> {
+    /// Returns an error unless all ranks of all pipelines have called for the same evaluation or join, with at least one
+    /// micro-batch. In a join, `own` is the number of this pipeline's micro-batches.
+    pub(crate) fn agree_in_pipelines(&mut self, descriptor: StepDescriptor, own: usize) -> Result<()> {
+        let joins = descriptor.call == TrainingCall::Join;
         // If updates are equal, the numbers differ exactly if the requests differ, and vice versa.
         let number = descriptor.encode() ^ self.updates.number();
-        self.compare_calls(PipelineCall { name: "evaluate", descriptor: Some(descriptor) }, number)?;
-        if descriptor.micro_batches == 0 { Err(Error::NoMicroBatches) } else { Ok(()) }
+        let name = if joins { "join" } else { "evaluate" };
+        self.compare_calls(PipelineCall { name, descriptor: Some(descriptor) }, number)?;
+        let micro_batches = match joins {
+            true => self.micro_batches + self.agree_to_join(own)?,
+            false => descriptor.micro_batches,
+        };
+        if micro_batches == 0 { Err(Error::NoMicroBatches) } else { Ok(()) }
+    }
+
+    /// Returns the number of micro-batches of all pipelines in a join. It is an error if the ranks of a pipeline have
+    /// different numbers, or more than the schedule.
+    fn agree_to_join(&mut self, own: usize) -> Result<usize> {
+        let (all, ranks) = (self.of_all(&[to_be_summed(own as u64)])?, self.world.world_size());
+        let number = |own: i64| usize::try_from(own).unwrap_or_default();
+        for (pipeline, of_pipeline) in all.chunks(ranks).enumerate() {
+            if let Some(rank) = of_pipeline.iter().position(|there| *there != of_pipeline[0]) {
+                let (there, on_first) = (number(of_pipeline[rank]), number(of_pipeline[0]));
+                return Err(Error::JoinsDiffer { pipeline, rank, there, on_first });
+            }
+        }
+        let scheduled = self.pipeline.as_ref().map_or(0, |pipeline| pipeline.schedule.micro_batches());
+        let firsts = || all.iter().step_by(ranks).map(|&own| number(own));
+        match firsts().find(|&own| own > scheduled) {
+            Some(given) => Err(Error::JoinedMicroBatches { scheduled, given }),
+            None => Ok(firsts().sum()),
+        }
     }
 
     /// Sums the numbers of a step over all ranks, except those behind the totals, which are summed over the ranks with

@@ -11,9 +11,13 @@ use super::stage::actions_of;
 use super::ties::{self, Tie};
 use super::{PipelineSchedule, PipelineState, Span, Timeline};
 use crate::abort::or_abort;
+use crate::agreement::Setting;
 use crate::engine::{Agreement, RoundActions, Stage, StepEngine, delegate_shards};
 use crate::fsdp::{Groups, Precision};
-use crate::{Error, ParamInfo, Params, Result, Sequence, Values, agreement, params};
+use crate::hook_worker::HookWorker;
+use crate::{
+    BucketHook, BucketTensor, Error, ParamInfo, Params, Result, Sequence, Values, agreement, params,
+};
 
 /// Pipeline-parallel training: every rank has some stages of the model, and a step's micro-batches flow through them
 /// in the order of a [`PipelineSchedule`].
@@ -150,14 +154,54 @@ impl<A> Pipeline<A> {
     ///
     /// # Errors
     /// Models or schedules differ between pipelines: every rank gets the error. Communication fails.
-    pub fn reduce_over(&mut self, mut data: Communicator) -> Result<()> {
+    pub fn reduce_over(&mut self, data: Communicator) -> Result<()> {
+        self.join_replicas(data, None)
+    }
+
+    /// Joins this pipeline with others like [`reduce_over`](Self::reduce_over), with a communication hook that sums the
+    /// gradients of each stage over `data`, for example compressed, as in [`Ddp::with_hook`](crate::Ddp::with_hook).
+    ///
+    /// The gradients of a stage are one bucket of each type. If the stage is [sharded](Self::shard_over), each block has
+    /// its own buckets, and the hook sums this rank's shard of them, which is one tensor of one dimension. The gradients of
+    /// parameters of several stages are summed without the hook.
+    ///
+    /// # Errors
+    /// The errors of [`reduce_over`](Self::reduce_over), and hooks with different names on different ranks.
+    pub fn reduce_over_with_hook(
+        &mut self,
+        data: Communicator,
+        hook: impl BucketHook + 'static,
+    ) -> Result<()> {
+        self.join_replicas(data, Some(Box::new(hook)))
+    }
+
+    pub(crate) fn join_replicas(
+        &mut self,
+        mut data: Communicator,
+        hook: Option<Box<dyn BucketHook>>,
+    ) -> Result<()> {
         self.engine.announce("reduce_over");
-        let result = self.agree(&mut data);
+        let name = hook.as_ref().map_or_else(|| "none".to_owned(), |hook| hook.name());
+        let result = self.agree(&mut data, Some(("the hook".to_owned(), name)));
         self.engine.or_abort(result)?;
         self.state_mut().call_groups.data = Some(forked(&mut self.engine.world, &mut data)?);
         self.engine.groups.replicas = data;
+        let tensors = self.number_buckets(hook.as_ref().is_some_and(|hook| hook.keeps_residual()));
+        let replicas = &mut self.engine.groups.replicas;
+        let worker = hook.map(|hook| HookWorker::start(replicas, hook, tensors)).transpose();
+        self.engine.groups.hook = self.engine.or_abort(worker)?;
         self.engine.forget();
         Ok(())
+    }
+
+    /// Numbers the buckets of all stages of this rank, and returns their tensors.
+    fn number_buckets(&mut self, keeps_residual: bool) -> Vec<Vec<BucketTensor>> {
+        let mut tensors = Vec::new();
+        for Stage { gradients, model, .. } in &mut self.engine.stages {
+            gradients.set_hook(tensors.len(), keeps_residual);
+            tensors.extend(gradients.tensors(model.infos()));
+        }
+        tensors
     }
 
     /// Joins this pipeline with others like [`reduce_over`](Self::reduce_over), and shards the parameters of each
@@ -179,7 +223,7 @@ impl<A> Pipeline<A> {
         self.engine.announce("shard_over");
         let shards = self.with_same_stages(&mut pipelines);
         let mut shards = self.engine.or_abort(shards)?;
-        let result = self.agree(&mut shards);
+        let result = self.agree(&mut shards, None);
         self.engine.or_abort(result)?;
         let state = self.state_mut();
         state.sharded = Some(pipelines);
@@ -187,8 +231,12 @@ impl<A> Pipeline<A> {
         let StepEngine { stages, groups, world, .. } = &mut self.engine;
         groups.shards = shards;
         let rank = world.rank();
+        let keeps_residual = stages.iter().any(|stage| stage.gradients.keeps_residual());
         let result = stages.iter_mut().try_for_each(|stage| stage.shard_over(groups));
         self.engine.or_abort(result)?;
+        let tensors = self.number_buckets(keeps_residual);
+        let reset = self.engine.groups.hook.as_ref().map_or(Ok(()), |hook| hook.set_tensors(tensors));
+        self.engine.or_abort(reset)?;
         let schedule = self.schedule();
         let actions = actions_of(&schedule.actions()[rank], &self.engine.stages, schedule.stages() - 1);
         self.engine.actions = RoundActions::of_schedule(actions);
@@ -209,10 +257,11 @@ impl<A> Pipeline<A> {
     }
 
     /// Returns an error unless these ranks have the same stages, and broadcasts the parameters of rank 0.
-    fn agree(&mut self, comm: &mut Communicator) -> Result<()> {
+    fn agree(&mut self, comm: &mut Communicator, setting: Option<Setting>) -> Result<()> {
         let numbers: Vec<usize> = self.engine.stages.iter().map(|stage| stage.number).collect();
-        let settings =
-            [as_setting(self.schedule()), agreement::setting("the stages that a rank has", numbers)];
+        let numbers = agreement::setting("the stages that a rank has", numbers);
+        let settings: Vec<Setting> =
+            [as_setting(self.schedule()), numbers].into_iter().chain(setting).collect();
         let StepEngine { stages, groups, infos, .. } = &mut self.engine;
         agreement::check(comm, infos, &settings)?;
         stages.iter_mut().try_for_each(|stage| stage.broadcast(comm, groups))
@@ -408,7 +457,7 @@ fn forked(comm: &mut Communicator, group: &mut Communicator) -> Result<Communica
 }
 
 /// Returns a schedule as ranks compare it: a hash of its lists of actions, which are too long for a message.
-fn as_setting(schedule: &PipelineSchedule) -> agreement::Setting {
+fn as_setting(schedule: &PipelineSchedule) -> Setting {
     let (ranks, stages, micro_batches) = (schedule.ranks(), schedule.stages(), schedule.micro_batches());
     let hash = agreement::fingerprint(schedule);
     let text = format!("{ranks} ranks, {stages} stages, {micro_batches} micro-batches ({hash:016x})");

@@ -70,13 +70,13 @@ impl PipelineState {
         })
     }
 
-    /// Starts the micro-batches of a call, after `before` others since the last step.
-    pub(super) fn begin(&mut self, before: usize) {
+    /// Starts the first `count` micro-batches of the schedule, after `before` others since the last step.
+    pub(super) fn begin(&mut self, before: usize, count: usize) {
         self.began = self.runtime.now();
         self.spans.clear();
         self.kept_most = 0;
-        self.links.begin(self.schedule.micro_batches());
-        self.nodes.iter_mut().for_each(|node| node.begin(before));
+        self.links.begin(count);
+        self.nodes.iter_mut().for_each(|node| node.begin(before, count));
         self.means.iter_mut().for_each(|mean| *mean = None);
     }
 

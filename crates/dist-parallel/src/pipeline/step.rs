@@ -46,6 +46,44 @@ impl<A> Pipeline<A> {
         engine.step(engine.scheduled(), Work::of_stages(weighted, input, loss, &**activations))
     }
 
+    /// Computes the mean gradients of the micro-batches that the pipelines have, accumulated ones included: `own` in this
+    /// pipeline, at most as many as the schedule has, and 0 if it has run out. Returns `None` on every rank if no pipeline
+    /// has any: training is over.
+    ///
+    /// The ranks of one pipeline compute the same micro-batches, so they pass the same number. A pipeline that has run out
+    /// still takes every step and has no weight in the means. `input` and `loss` are as in [`step`](Self::step). They
+    /// receive the number of a micro-batch among this pipeline's own. Every rank sends 16 bytes more to all others than in
+    /// a step, before the first activation.
+    ///
+    /// # Errors
+    /// The errors of [`step`](Self::step). [`JoinsDiffer`](Error::JoinsDiffer) if the ranks of a pipeline pass different
+    /// numbers, and [`JoinedMicroBatches`](Error::JoinedMicroBatches) if a pipeline has more than its schedule: every rank
+    /// gets these errors, and training can continue.
+    #[doc(alias = "Join")]
+    pub fn join<C: Loss>(
+        &mut self,
+        own: usize,
+        mut input: impl FnMut(usize) -> Result<A, BoxError>,
+        mut loss: impl FnMut(usize, A) -> Result<(C, A), BoxError>,
+    ) -> Result<Option<StepReport>> {
+        let mut loss =
+            |index, output| loss(index, output).map(|(loss, gradient)| (loss.weighted(), gradient));
+        self.join_micro_batches(own, C::WEIGHTED, &mut input, &mut loss)
+    }
+
+    /// [Joins](Self::join) with this pipeline's own micro-batches. `weighted` is `true` if the losses have weights.
+    pub(crate) fn join_micro_batches(
+        &mut self,
+        own: usize,
+        weighted: bool,
+        input: &mut dyn FnMut(usize) -> Result<A, BoxError>,
+        loss: &mut dyn FnMut(usize, A) -> Result<(WeightedLoss, A), BoxError>,
+    ) -> Result<Option<StepReport>> {
+        let Self { engine, activations } = self;
+        engine.announce("join");
+        engine.join(own, Work::of_stages(weighted, input, loss, &**activations))
+    }
+
     /// Computes gradients that the next step adds to its own, of as many micro-batches as the schedule has.
     ///
     /// Several calls and a step give the result of one step with all their micro-batches. If there are several
@@ -100,25 +138,31 @@ impl<M: Params> StepEngine<M> {
         of_one * self.replica().1
     }
 
-    /// Computes the micro-batches of the schedule.
+    /// Computes the micro-batches of the schedule or, in a join, the first `own` of them.
     pub(crate) fn run_schedule<A>(
         &mut self,
         call: TrainingCall,
+        own: usize,
         work: &mut Work<'_, '_, M, A>,
     ) -> Result<()> {
         let (before, before_of_all, passes) =
             (self.stages[0].gradients.ended(), self.micro_batches, self.passes);
-        let (replica, _) = self.replica();
+        let (replica, replicas) = self.replica();
         let Some(pipeline) = &mut self.pipeline else { return Ok(()) };
-        pipeline.begin(before);
-        let first = replica * pipeline.schedule.micro_batches();
-        let accumulates = call == TrainingCall::Accumulate;
+        let scheduled = pipeline.schedule.micro_batches();
+        let (accumulates, joins) = (call == TrainingCall::Accumulate, call == TrainingCall::Join);
+        let count = if joins { own } else { scheduled };
+        pipeline.begin(before, count);
         let mut actions = self.actions.step.to_vec();
+        // The ranks that shard a stage gather it together, even if some have no micro-batch for it.
+        actions.retain(|action| action.micro_batch().is_none_or(|micro_batch| micro_batch < count));
         actions.retain(|action| !(accumulates && matches!(action, StepAction::Reduce(_))));
         let assigned = |micro_batch| {
-            let index = first + micro_batch;
-            let pass = passes.in_step(before_of_all + index);
-            let number = before + micro_batch;
+            let (index, in_call) = match joins {
+                true => (micro_batch, micro_batch * replicas + replica),
+                false => (replica * scheduled + micro_batch, replica * scheduled + micro_batch),
+            };
+            let (number, pass) = (before + micro_batch, passes.in_step(before_of_all + in_call));
             AssignedMicroBatch { index: Some(index), number, role: RoundRole::Inner, pass }
         };
         let mut losses = self.interpret(&actions, work, &assigned)?;

@@ -118,7 +118,9 @@ pub(super) struct Node {
     order: Vec<usize>,
     /// The number of micro-batches of earlier calls since the last step.
     accumulated: usize,
-    /// The number of micro-batches that were passed on.
+    /// The number of micro-batches of this call: the first ones of the schedule.
+    count: usize,
+    /// The number of micro-batches in `order` that were passed on.
     passed: usize,
     /// This stage's gradients by micro-batch, for each of its parameters that reported, in order.
     own: BTreeMap<usize, BTreeMap<usize, Flat>>,
@@ -164,6 +166,7 @@ impl Node {
             ended: vec![false; order.len()],
             order,
             accumulated: 0,
+            count: 0,
             passed: 0,
             own: BTreeMap::new(),
             sum: TreeSum::new(),
@@ -211,12 +214,12 @@ impl Node {
         matches!(self.earlier, Earlier::Sum)
     }
 
-    /// Starts the micro-batches of a call, after `accumulated` others since the last step.
-    pub(super) fn begin(&mut self, accumulated: usize) {
-        (self.accumulated, self.passed) = (accumulated, 0);
+    /// Starts the first `count` micro-batches of the schedule, after `accumulated` others since the last step.
+    pub(super) fn begin(&mut self, accumulated: usize, count: usize) {
+        (self.accumulated, self.passed, self.count) = (accumulated, 0, count);
         self.ended.fill(false);
         if let Later::There(link) = &mut self.later {
-            link.begin(self.order.len());
+            link.begin(count);
         }
     }
 
@@ -261,6 +264,8 @@ impl Node {
 
     /// Returns the next sum for the previous stage, if all its terms have arrived. With `wait`, waits for them.
     fn next(&mut self, wait: bool) -> Result<Option<Option<Flat>>> {
+        let is_absent = |micro_batch: &usize| *micro_batch >= self.count;
+        self.passed += self.order[self.passed..].iter().take_while(|next| is_absent(next)).count();
         let Some(&micro_batch) = self.order.get(self.passed) else { return Ok(None) };
         if !self.ended[micro_batch] {
             return Ok(None);

@@ -424,10 +424,11 @@ impl<A> dyn Trainer<A> + '_ {
     /// rank, 0 if it has run out. Returns `None` on every rank if no rank has any: training is over.
     ///
     /// `batch` receives the number of a micro-batch among this rank's own. A rank that has run out still takes every
-    /// step and has no weight in the means.
+    /// step and has no weight in the means. The ranks of a pipeline compute the same micro-batches: all of them pass the
+    /// number of the pipeline's own, at most as many as its schedule has.
     ///
     /// # Errors
-    /// Those of [`step`](#method.step). [`NotWithStrategy`](Error::NotWithStrategy) for a pipeline.
+    /// Those of [`step`](#method.step), and those of [`Pipeline::join`].
     #[doc(alias = "Join")]
     pub fn join<C: Loss, L>(
         &mut self,

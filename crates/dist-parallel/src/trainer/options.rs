@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dist_collectives::Communicator;
 
 use super::pipeline::{PipelineOptions, PipelineTrainer};
-use super::{Strategy, Trainer};
+use super::{StageCopies, Strategy, Trainer};
 use crate::agreement::{self, Setting, setting};
 use crate::cast::CastActivations;
 use crate::fsdp::{Fsdp, FsdpOptions, Precision, Reshard, ShardingStrategy, Units};
@@ -146,7 +146,8 @@ impl TrainerOptions {
             Strategy::Pipeline { kind, ranks, copies } => {
                 let (stages, micro_batches) = (self.stages.clone(), self.micro_batches.unwrap_or(0));
                 let precision = self.precision;
-                let options = PipelineOptions { kind, ranks, copies, stages, micro_batches, precision };
+                let hook = self.compression.hook()?;
+                let options = PipelineOptions { kind, ranks, copies, stages, micro_batches, precision, hook };
                 return Ok(Box::new(PipelineTrainer::new(comm, model, options, codec)?));
             }
             Strategy::LocalSgd(options) => {
@@ -188,14 +189,17 @@ impl TrainerOptions {
         let strategy = self.strategy;
         let is_pipeline = matches!(strategy, Pipeline { .. });
         let has_whole_gradients = matches!(strategy, Single | Ddp);
-        let has_replicas = matches!(strategy, Single | Ddp | Hybrid { .. });
+        let has_replicas = match strategy {
+            Pipeline { copies, .. } => copies == StageCopies::Replicated,
+            _ => matches!(strategy, Single | Ddp | Hybrid { .. }),
+        };
         let gathers = matches!(strategy, Fsdp | Hybrid { .. });
         let shards = gathers || matches!(strategy, Zero1 | Zero2);
         let compresses = self.compression != Compression::None;
         let alone = "it is for one process: use ddp";
         let unscheduled = "a pipeline's schedule is for a fixed number: set it with with_micro_batches";
         let whole = "only single and ddp divide gradients into buckets of a size";
-        let replicas = "it is for the sum over replicas of the model, which only single, ddp and hybrid have";
+        let replicas = "it is for the sum over replicas of the model, which only single, ddp, hybrid and pipelines that are not sharded have";
         let units = "only zero1, zero2, fsdp and hybrid divide the model into units";
         let gathered = "only fsdp and hybrid gather parameters";
         let staged = "only a pipeline has stages";

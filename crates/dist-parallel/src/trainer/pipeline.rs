@@ -12,7 +12,8 @@ use crate::fsdp::{Precision, follow};
 use crate::loss::WeightedLoss;
 use crate::pipeline::{Activations, Pipeline, ScheduleKind, split_into_stages};
 use crate::{
-    BoxError, Error, Optimizer, ParamInfo, Result, Sequence, StepDescriptor, StepReport, TrainingCall, Values,
+    BoxError, BucketHook, Error, Optimizer, ParamInfo, Result, Sequence, StepDescriptor, StepReport,
+    TrainingCall, Values,
 };
 
 /// One pipeline of all ranks, or several pipelines of neighbouring ranks.
@@ -36,6 +37,8 @@ pub(super) struct PipelineOptions {
     /// The number of micro-batches of all pipelines.
     pub(super) micro_batches: usize,
     pub(super) precision: Precision,
+    /// The hook that sums gradients over the pipelines.
+    pub(super) hook: Option<Box<dyn BucketHook>>,
 }
 
 impl<A> PipelineTrainer<A> {
@@ -45,7 +48,7 @@ impl<A> PipelineTrainer<A> {
         options: PipelineOptions,
         activations: impl Activations<A> + 'static,
     ) -> Result<Self> {
-        let PipelineOptions { kind, ranks, copies, stages, micro_batches, precision } = options;
+        let PipelineOptions { kind, ranks, copies, stages, micro_batches, precision, hook } = options;
         let strategy = Strategy::Pipeline { kind, ranks, copies };
         let world_size = world.world_size();
         let ranks = ranks.unwrap_or(world_size);
@@ -62,7 +65,7 @@ impl<A> PipelineTrainer<A> {
         }
         let blocks = model.blocks().len();
         let stages = stages.map_or_else(|| split_into_stages(blocks, schedule.stages()), Ok)?;
-        if pipelines == 1 && copies == StageCopies::Replicated {
+        if pipelines == 1 && copies == StageCopies::Replicated && hook.is_none() {
             let pipeline = Pipeline::with_precision(world, model, schedule, &stages, activations, precision)?;
             return Ok(Self { pipeline, strategy, micro_batches, world: None });
         }
@@ -76,7 +79,7 @@ impl<A> PipelineTrainer<A> {
         let mut pipeline =
             Pipeline::with_precision(of_pipeline, model, schedule, &stages, activations, precision)?;
         match copies {
-            StageCopies::Replicated => pipeline.reduce_over(with_same_stages)?,
+            StageCopies::Replicated => pipeline.join_replicas(with_same_stages, hook)?,
             StageCopies::Sharded => pipeline.shard_over(world.fork().map_err(Error::communication)?)?,
         }
         Ok(Self { pipeline, strategy, micro_batches, world: Some(world) })
@@ -136,9 +139,9 @@ impl<A: 'static> Trainer<A> for PipelineTrainer<A> {
         pipeline.accumulate_micro_batches(weighted, &mut input_of(&next), &mut loss_of(&next))
     }
 
-    fn join_batches(&mut self, _: usize, _: Batches<'_, A>) -> Result<Option<StepReport>> {
-        let reason = "its schedule is for a fixed number of micro-batches: give missing ones the weight 0";
-        Err(self.not_with_pipelines("join", reason))
+    fn join_batches(&mut self, own: usize, batches: Batches<'_, A>) -> Result<Option<StepReport>> {
+        let (weighted, next) = (batches.weighted, RefCell::new(batches.next));
+        self.following().join_micro_batches(own, weighted, &mut input_of(&next), &mut loss_of(&next))
     }
 
     fn evaluate_batches(

@@ -327,8 +327,12 @@ fn survivors_name_a_rank_that_was_killed(
 type Call = (&'static str, fn(&mut Pipeline<Rows>, &mut Checkpoints) -> Result<(), Error>);
 
 /// The calls of all ranks.
-const CALLS: [Call; 10] = [
+const CALLS: [Call; 11] = [
     ("step", |pipeline, _| step(pipeline)),
+    ("join", |pipeline, _| {
+        let loss = |index, output| squared_error(micro_batch(0, index).1)(output);
+        pipeline.join(1, |index| Ok(micro_batch(0, index).0), loss).map(drop)
+    }),
     ("evaluate", |pipeline, _| {
         pipeline.evaluate(2, |index| Ok(micro_batch(0, index).0), |_, _| Ok(0.0_f32)).map(drop)
     }),
@@ -358,7 +362,7 @@ fn ranks_that_call_different_functions_get_an_error_at_once_that_names_both(
     #[case] degrees: [usize; 2],
     #[case] is_divided: bool,
     #[case] others: usize,
-    #[values(0, 1, 2, 3, 4, 5, 6, 7, 8, 9)] first: usize,
+    #[values(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10)] first: usize,
 ) {
     let (first, on_first) = CALLS[first];
     for (second, on_others) in CALLS.into_iter().filter(|(second, _)| *second != first) {

@@ -7,6 +7,7 @@ mod errors;
 mod evaluate;
 mod groups;
 mod interpreter;
+mod join;
 mod mesh;
 mod model;
 mod mutants;

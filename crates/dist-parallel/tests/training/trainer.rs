@@ -325,17 +325,22 @@ fn accumulate(setup: Setup) -> Result<Vec<f32>> {
     training.parameters()
 }
 
-/// Rank r of four has `COUNTS[r]` micro-batches in the first step and one fewer in the second. One process has all of
-/// them.
+/// Rank r of four has `COUNTS[r]` micro-batches in the first step and one fewer in the second. A pipeline has those of its
+/// ranks, and one process has all of them.
 fn join(setup: Setup) -> Result<Vec<f32>> {
     const COUNTS: [usize; RANKS] = [2, 0, 1, 1];
     let mut training = setup.build(blocks())?;
     let trainer = &mut training.trainer;
     let (rank, world_size) = (trainer.rank(), trainer.world_size());
+    let together = match trainer.strategy() {
+        Strategy::Pipeline { ranks, .. } => ranks.unwrap_or(world_size),
+        _ => 1,
+    };
+    let (replica, replicas) = (rank / together, world_size / together);
+    let ranks = replica * RANKS / replicas..(replica + 1) * RANKS / replicas;
     for step in 0.. {
         let of_rank = |rank: usize| (0..COUNTS[rank].saturating_sub(step)).map(move |own| 10 * rank + own);
-        let own: Vec<usize> =
-            if world_size == 1 { (0..RANKS).flat_map(of_rank).collect() } else { of_rank(rank).collect() };
+        let own: Vec<usize> = ranks.clone().flat_map(of_rank).collect();
         if trainer.join(own.len(), |index| batch(step, own[index]))?.is_none() {
             assert_eq!(step, 2, "the ranks have data for two steps");
             break;
