@@ -33,19 +33,33 @@ pub(crate) struct Parameters {
     pool: BufferPool,
 }
 
-/// The state of a flat parameter on one rank.
-#[derive(Debug, Default)]
+/// A flat parameter on one rank.
+#[derive(Debug)]
 struct FlatParameterState {
     /// The offset of this rank's shard, padding included. `None` if the model has it.
     own: Option<ShardOffset>,
-    /// The offset of this rank's shard in the update buffer.
-    update_buffer: Option<ShardOffset>,
+    gathered: GatherState,
+}
+
+/// The values of a flat parameter outside of this rank's shard and of the model's own memory.
+#[derive(Debug, Default)]
+enum GatherState {
+    /// There are none.
+    #[default]
+    Sharded,
+    /// The all-gather is in flight.
+    Arriving(PendingFlat),
+    /// The model uses the gathered values. The reshard group keeps the shard `kept` afterwards.
+    Whole { flat: Arc<Flat>, kept: Option<Flat> },
     /// The shard that the reshard group keeps between forward and backward.
-    kept: Option<Flat>,
-    /// The all-gather in flight.
-    arriving: Option<PendingFlat>,
-    /// The gathered flat parameter, while the model uses it.
-    whole: Option<Arc<Flat>>,
+    Kept(Flat),
+}
+
+impl GatherState {
+    /// Returns the state after a use of the values.
+    fn freed(kept: Option<Flat>) -> Self {
+        kept.map_or(Self::Sharded, Self::Kept)
+    }
 }
 
 impl FlatParameter {
@@ -73,7 +87,7 @@ impl Parameters {
             let outside = degrees.frees || dtype != flat_param.dtype;
             FlatParameterState {
                 own: outside.then(|| shard_buffer.reserve(dtype, flat_param.shard_len)),
-                ..FlatParameterState::default()
+                gathered: GatherState::Sharded,
             }
         };
         let mut states: Vec<Vec<FlatParameterState>> =
@@ -106,7 +120,7 @@ impl Parameters {
             }
         }
         let gathers_updates = !degrees.frees && degrees.shards > 1;
-        let update_buffer = if gathers_updates { update_buffer(layout, &mut states, groups)? } else { None };
+        let update_buffer = if gathers_updates { update_buffer(layout, groups)? } else { None };
         let throttles = layout.units.iter().map(|_| None).collect();
         let units = layout.units.len();
         let mutation_checks = (0..units).map(|unit| MutationCheck::new(unit, units)).collect();
@@ -132,9 +146,11 @@ impl Parameters {
             let lens = flat_param.lens(layout.shards);
             let allocate = |dtype, len| groups.allocate(dtype, len);
             let mut whole = self.pool.take(flat_param.dtype, lens, allocate)?;
-            let kept = shard.kept.take();
-            let (part, comm) = match (&kept, groups.gathering()) {
-                (Some(kept), (_, Some(reshard_group))) => (kept.slice(0, kept.len()), reshard_group),
+            let state = std::mem::take(&mut shard.gathered);
+            let (part, comm) = match (&state, groups.gathering()) {
+                (GatherState::Kept(kept), (_, Some(reshard_group))) => {
+                    (kept.slice(0, kept.len()), reshard_group)
+                }
                 (_, (shards, _)) => {
                     let own = shard.own.expect(SHARDED);
                     (self.shard_buffer.slice(own, 0, flat_param.shard_len)?, shards)
@@ -142,8 +158,8 @@ impl Parameters {
             };
             let len = part.len();
             whole.slice_mut(comm.rank() * len, len).convert_from(part);
-            drop(kept);
-            shard.arriving = Some(whole.start_gather(comm));
+            drop(state);
+            shard.gathered = GatherState::Arriving(whole.start_gather(comm));
         }
         Ok(())
     }
@@ -171,20 +187,25 @@ impl Parameters {
                     None => continue,
                 }
             } else {
-                groups.wait(shard.arriving.take().expect("a unit is gathered before it is used"))?
+                let GatherState::Arriving(arriving) = std::mem::take(&mut shard.gathered) else {
+                    unreachable!("a unit is gathered before it is used")
+                };
+                groups.wait(arriving)?
             };
-            if let Some(reshard_group) =
-                groups.reshard_group.as_ref().filter(|_| keep && !self.shard_buffer.are_read())
-            {
+            let keepers = groups.reshard_group.as_ref().filter(|_| keep && !self.shard_buffer.are_read());
+            let kept = keepers.map(|reshard_group| {
                 let len = whole.len() / reshard_group.world_size();
-                shard.kept = Some(whole.part(flat_param.dtype, reshard_group.rank() * len, len));
-            }
+                whole.part(flat_param.dtype, reshard_group.rank() * len, len)
+            });
             let whole = Arc::new(whole);
             params::materialise(model, &flat_param.places, &whole)?;
-            match Arc::try_unwrap(whole) {
-                Ok(copied) => self.pool.give(copied),
-                Err(lent) => shard.whole = Some(lent),
-            }
+            shard.gathered = match Arc::try_unwrap(whole) {
+                Ok(copied) => {
+                    self.pool.give(copied);
+                    GatherState::freed(kept)
+                }
+                Err(flat) => GatherState::Whole { flat, kept },
+            };
         }
         self.mutation_checks[unit].begin(model, layout.units[unit].sharded())
     }
@@ -197,10 +218,14 @@ impl Parameters {
         self.mutation_checks[unit].end(model, layout.units[unit].sharded())?;
         for (shard, flat_param) in self.states[unit].iter_mut().zip(&layout.units[unit].flat_params) {
             params::reshard(model, &flat_param.places)?;
-            // A view of it can still exist.
-            if let Some(whole) = shard.whole.take().and_then(Arc::into_inner) {
-                self.pool.give(whole);
-            }
+            shard.gathered = match std::mem::take(&mut shard.gathered) {
+                GatherState::Whole { flat, kept } => {
+                    // A view of it can still exist.
+                    Arc::into_inner(flat).into_iter().for_each(|flat| self.pool.give(flat));
+                    GatherState::freed(kept)
+                }
+                other => other,
+            };
         }
         Ok(())
     }
@@ -256,7 +281,7 @@ impl Parameters {
     /// Drops all operations in flight and their memory.
     pub(crate) fn forget(&mut self) {
         for shard in self.states.iter_mut().flatten() {
-            (shard.arriving, shard.kept, shard.whole) = (None, None, None);
+            shard.gathered = GatherState::Sharded;
         }
         self.throttles.iter_mut().for_each(|throttle| *throttle = None);
         self.mutation_checks.iter_mut().for_each(MutationCheck::forget);
@@ -346,14 +371,15 @@ impl Parameters {
             places.iter().try_for_each(|&place| self.all_gather_updates(layout, place, groups, model))?;
             return self.rest(groups);
         }
-        for (index, &place) in places.iter().enumerate() {
-            self.start_all_gather_updates(layout, place, groups, model)?;
-            if let Some(before) = index.checked_sub(1) {
-                self.finish_all_gather_updates(layout, places[before], groups, model)?;
+        let mut in_flight = None;
+        for place in places {
+            let next = (place, self.start_all_gather_updates(layout, place, groups, model)?);
+            if let Some((before, arriving)) = in_flight.replace(next) {
+                self.finish_all_gather_updates(layout, before, arriving, groups, model)?;
             }
         }
-        if let Some(&last) = places.last() {
-            self.finish_all_gather_updates(layout, last, groups, model)?;
+        if let Some((last, arriving)) = in_flight {
+            self.finish_all_gather_updates(layout, last, arriving, groups, model)?;
         }
         self.rest(groups)
     }
@@ -413,7 +439,7 @@ impl Parameters {
     ) -> Result<()> {
         let flat_param = &layout.units[place.0].flat_params[place.1];
         let mut update_buffer = self.update_buffer.take().expect("it is told in place");
-        let own = self.states[place.0][place.1].update_buffer.expect("there is room for each strip");
+        let own = update_buffer.reserve_in_turn(flat_param.dtype, flat_param.shard_len);
         for chunk in flat_param.chunks(self.rank) {
             let mut into = update_buffer.slice_mut(own, chunk.at, chunk.len)?;
             self.read(place, chunk, model, |values| into.convert_from(values))?;
@@ -437,7 +463,7 @@ impl Parameters {
         place: (usize, usize),
         groups: &mut Groups,
         model: &impl Params,
-    ) -> Result<()> {
+    ) -> Result<PendingFlat> {
         let flat_param = &layout.units[place.0].flat_params[place.1];
         let lens = flat_param.lens(layout.shards);
         let mut whole = self.pool.take(flat_param.dtype, lens, |dtype, len| groups.allocate(dtype, len))?;
@@ -447,8 +473,7 @@ impl Parameters {
                 whole.slice_mut(start + chunk.at, chunk.len).convert_from(values);
             })?;
         }
-        self.states[place.0][place.1].arriving = Some(whole.start_gather(groups.gathering().0));
-        Ok(())
+        Ok(whole.start_gather(groups.gathering().0))
     }
 
     /// Waits for the all-gather and copies the flat parameter into the model.
@@ -456,11 +481,11 @@ impl Parameters {
         &mut self,
         layout: &Layout,
         (unit, index): (usize, usize),
+        arriving: PendingFlat,
         groups: &mut Groups,
         model: &mut impl Params,
     ) -> Result<()> {
-        let arriving = self.states[unit][index].arriving.take();
-        let whole = groups.wait(arriving.expect("a strip is told before it is copied"))?;
+        let whole = groups.wait(arriving)?;
         params::unpack(model, &layout.units[unit].flat_params[index].places, &whole)?;
         self.pool.give(whole);
         Ok(())
@@ -488,16 +513,11 @@ fn with_changes(master: Values<'_>, model: Values<'_>) -> Option<Flat> {
     Some(changed)
 }
 
-/// Allocates a buffer for the largest shard of each type, and sets the offset of each shard in it. `None` if the
-/// ranks cannot read each other's memory.
-fn update_buffer(
-    layout: &Layout,
-    states: &mut [Vec<FlatParameterState>],
-    groups: &mut Groups,
-) -> Result<Option<ShardBuffer>> {
+/// Allocates a buffer for the largest shard of each type. `None` if the ranks cannot read each other's memory.
+fn update_buffer(layout: &Layout, groups: &mut Groups) -> Result<Option<ShardBuffer>> {
     let mut update_buffer = ShardBuffer::default();
-    for (shard, (_, flat_param)) in states.iter_mut().flatten().zip(layout.flat_params()) {
-        shard.update_buffer = Some(update_buffer.reserve_in_turn(flat_param.dtype, flat_param.shard_len));
+    for (_, flat_param) in layout.flat_params() {
+        update_buffer.reserve_in_turn(flat_param.dtype, flat_param.shard_len);
     }
     update_buffer.allocate_together(groups)?;
     Ok(update_buffer.are_read().then_some(update_buffer))

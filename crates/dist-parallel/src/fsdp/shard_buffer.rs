@@ -50,7 +50,7 @@ impl ShardBuffer {
         start
     }
 
-    /// Reserves `len` values that overlap with earlier reservations.
+    /// Reserves `len` values that overlap with earlier reservations. A later call with these values has the same result.
     pub(crate) fn reserve_in_turn(&mut self, dtype: FloatType, len: usize) -> ShardOffset {
         let place = self.buffer(dtype);
         let buffer = &mut self.0[place];
