@@ -23,6 +23,7 @@ mod local_sgd;
 mod local_sgd_counts;
 mod not_finite;
 mod panicked;
+mod params_crc32;
 mod passes;
 mod plain;
 #[cfg(feature = "tcp")]
