@@ -285,6 +285,24 @@ pub enum RunError<E: std::error::Error + 'static> {
     Schedule(#[source] Error),
 }
 
+impl RunError<dist_transport::Error> {
+    /// Returns `true` if a deadline passed.
+    pub const fn is_timeout(&self) -> bool {
+        match self {
+            Self::Transport { source, .. } => source.is_timeout(),
+            Self::Schedule(_) => false,
+        }
+    }
+
+    /// Returns the rank that the error is about, if it is about one, as the transport numbers it.
+    pub const fn peer(&self) -> Option<usize> {
+        match self {
+            Self::Transport { source, .. } => source.peer(),
+            Self::Schedule(_) => None,
+        }
+    }
+}
+
 impl<E: std::error::Error + 'static> std::fmt::Debug for RunError<E> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -299,5 +317,25 @@ impl<E: std::error::Error + 'static> std::fmt::Debug for RunError<E> {
 impl<E: std::error::Error + 'static> From<Error> for RunError<E> {
     fn from(error: Error) -> Self {
         Self::Schedule(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use dist_transport::{Activity, Error as TransportError};
+
+    use super::*;
+
+    #[test]
+    fn the_error_of_a_run_names_the_peer_of_the_transport() {
+        let limit = Duration::from_secs(1);
+        let late = TransportError::Timeout { activity: Activity::Receive, peer: 3, elapsed: limit, limit };
+        let error = RunError::Transport { step: 2, source: late };
+        assert_eq!((error.peer(), error.is_timeout()), (Some(3), true));
+        let claimed = Error::OrderClaim { claimed: Order::Canonical, found: Order::Canonical };
+        let error = RunError::<TransportError>::from(claimed);
+        assert_eq!((error.peer(), error.is_timeout()), (None, false));
     }
 }
