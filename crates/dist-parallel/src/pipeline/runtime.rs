@@ -59,7 +59,8 @@ use crate::{
 /// An error on one rank aborts the job, so that no other rank waits for it. These errors occur on every rank alike
 /// and do not abort it: [`ZeroWeight`](Error::ZeroWeight), [`PipelinesDiffer`](Error::PipelinesDiffer),
 /// [`SettingsDiffer`](Error::SettingsDiffer), [`CallsDiffer`](Error::CallsDiffer) between calls other than a step, and
-/// in evaluations [`NoMicroBatches`](Error::NoMicroBatches) and [`NoSchedule`](Error::NoSchedule).
+/// in evaluations [`NoMicroBatches`](Error::NoMicroBatches) and [`NoSchedule`](Error::NoSchedule), and in joins
+/// [`JoinsDiffer`](Error::JoinsDiffer) and [`JoinedMicroBatches`](Error::JoinedMicroBatches).
 pub struct Pipeline<A> {
     pub(super) engine: StepEngine<Sequence<A>>,
     pub(super) activations: Box<dyn Activations<A>>,
