@@ -3,12 +3,13 @@
 
 use allocation_counter::measure;
 use dist_collectives::Communicator;
+use dist_parallel::Sequence;
 use dist_parallel::fsdp::{Fsdp, FsdpOptions, MemoryEstimate, Reshard, ShardingStrategy, Units};
 use dist_parallel::model::Materialised;
 use dist_transport::sim;
 use rstest::rstest;
 
-use crate::weights::{adamw, batch, initial, model};
+use crate::weights::{Value, adamw, batch, initial, model, tied_model};
 
 /// The numbers of parameters of the blocks, in units of the smallest.
 const BLOCKS: [usize; 5] = [3, 1, 5, 2, 2];
@@ -53,8 +54,12 @@ impl Steps {
     }
 }
 
+/// Returns a model whose blocks have these numbers of parameters.
+type Build = fn(&[usize], Materialised) -> Sequence<Value>;
+
 /// Returns every rank's bytes in a training of `more` steps after two, with `len` parameters in the smallest block.
 fn needed(
+    build: Build,
     smallest: usize,
     ranks: usize,
     steps: Steps,
@@ -65,7 +70,7 @@ fn needed(
     let options = options.clone();
     let program = move |transport| {
         let comm = Communicator::new(transport);
-        let (model, mut fsdp) = (model(&BLOCKS.map(|block| block * smallest), loaded), None);
+        let (model, mut fsdp) = (build(&BLOCKS.map(|block| block * smallest), loaded), None);
         let mut optimizer = adamw();
         let built = measure(|| fsdp = Some(Fsdp::with_values(comm, model, &options, initial).unwrap()));
         let mut fsdp = fsdp.unwrap();
@@ -89,8 +94,20 @@ fn needed(
 
 #[track_caller]
 fn check_for(more: usize, ranks: usize, steps: Steps, loaded: Materialised, options: &FsdpOptions) {
+    check_model(model, more, ranks, steps, loaded, options);
+}
+
+#[track_caller]
+fn check_model(
+    build: Build,
+    more: usize,
+    ranks: usize,
+    steps: Steps,
+    loaded: Materialised,
+    options: &FsdpOptions,
+) {
     let smallest = smallest(options.strategy);
-    let run = |smallest| needed(smallest, ranks, steps, more, loaded, options);
+    let run = |smallest| needed(build, smallest, ranks, steps, more, loaded, options);
     for (small, large) in run(smallest).into_iter().zip(run(2 * smallest)) {
         let difference = [0, 1, 2, 3].map(|index| large.bytes[index] - small.bytes[index]);
         let of = |memory: &MemoryEstimate| {
@@ -122,7 +139,7 @@ fn steps_of_one_process_leave_not_a_byte_behind(
     strategy: ShardingStrategy,
 ) {
     let options = FsdpOptions::new(strategy).with_prefetch(1);
-    let needed = needed(128, 1, Steps::Of(3), 100, Materialised::Shared, &options);
+    let needed = needed(model, 128, 1, Steps::Of(3), 100, Materialised::Shared, &options);
     assert_eq!(needed[0].more, 0);
 }
 
@@ -137,6 +154,22 @@ fn each_strategy_needs_the_memory_of_its_plan(
     #[values(1, 3)] rounds: usize,
 ) {
     check(4, 4 * rounds, Materialised::Shared, FsdpOptions::new(strategy));
+}
+
+/// A tied parameter counts once. If parameters are freed, the units of both blocks need it, so it stays gathered.
+#[rstest]
+fn tied_parameters_need_the_memory_of_the_plan(
+    #[values(
+        ShardingStrategy::FullShard,
+        ShardingStrategy::ShardGradOp,
+        ShardingStrategy::ShardOptimizer,
+        ShardingStrategy::NoShard,
+        ShardingStrategy::HybridShard { shard_degree: 2 }
+    )]
+    strategy: ShardingStrategy,
+    #[values(Materialised::Shared, Materialised::Copied)] loaded: Materialised,
+) {
+    check_model(tied_model, 5, 4, Steps::Of(4), loaded, &FsdpOptions::new(strategy));
 }
 
 /// A rank without a micro-batch in a round needs as much as the others.

@@ -85,12 +85,54 @@ impl Block<Value> for Weights {
     }
 }
 
+/// A block whose parameter is tied to that of an earlier block. It reports a gradient and does not read the values.
+struct Again {
+    infos: [ParamInfo; 1],
+    gradient: Vec<f32>,
+}
+
+impl Params for Again {
+    fn infos(&self) -> &[ParamInfo] {
+        &self.infos
+    }
+}
+
+impl Block<Value> for Again {
+    fn forward(&mut self, input: Value) -> Result<(Value, Saved), BoxError> {
+        Ok((input, Saved::new(())))
+    }
+
+    fn backward(
+        &mut self,
+        _: Saved,
+        output_gradient: Value,
+        ready: &mut Ready<'_>,
+    ) -> Result<Option<Value>, BoxError> {
+        ready(0, Values::F32(&self.gradient))?;
+        Ok(Some(output_gradient))
+    }
+}
+
 /// Returns a block for each length.
 pub(crate) fn model(lens: &[usize], loaded: Materialised) -> Sequence<Value> {
+    Sequence::new(blocks(lens, loaded)).unwrap()
+}
+
+/// Returns a block for each length, and one whose parameter is tied to that of the first.
+pub(crate) fn tied_model(lens: &[usize], loaded: Materialised) -> Sequence<Value> {
+    let mut blocks = blocks(lens, loaded);
+    let infos = [ParamInfo::new("again", [lens[0]], FloatType::F32)];
+    blocks.push(Box::new(Again { infos, gradient: vec![0.125; lens[0]] }));
+    let mut model = Sequence::new(blocks).unwrap();
+    model.tie("again", "block0").unwrap();
+    model
+}
+
+fn blocks(lens: &[usize], loaded: Materialised) -> Vec<Box<dyn Block<Value>>> {
     let block = |(index, &len): (usize, &usize)| -> Box<dyn Block<Value>> {
         Box::new(Weights::new(format!("block{index}"), len, loaded))
     };
-    Sequence::new(lens.iter().enumerate().map(block).collect()).unwrap()
+    lens.iter().enumerate().map(block).collect()
 }
 
 /// A function that computes a loss and its gradient.
