@@ -9,6 +9,7 @@ use crate::{
 };
 
 impl<M: Params> Shards for StepEngine<M> {
+    #[allow(clippy::misnamed_getters, reason = "a checkpoint has the types of the master values")]
     fn infos(&self) -> &[ParamInfo] {
         &self.kept
     }
