@@ -115,8 +115,7 @@ fn executed(program: impl Fn(&mut Communicator) + Clone + Send + Sync + 'static)
             let mut comm = Communicator::new(WithLibrary { messages, executed: Arc::clone(&executed) });
             comm.set_order(ReductionOrder::Any);
             program(&mut comm);
-            let executed = executed.lock().unwrap().clone();
-            executed
+            executed.lock().unwrap().clone()
         });
         assert!(outcome.results.iter().all(|of_rank| *of_rank == outcome.results[0]));
         outcome.results.into_iter().next().unwrap()
@@ -198,8 +197,9 @@ fn the_library_has_four_reductions_and_means_are_divided_afterwards() {
 fn the_library_moves_elements_of_any_type() {
     let operations = executed(|comm| {
         let (rank, ranks) = (comm.rank(), comm.world_size());
-        let own = vec![[rank as u16; 3]; PART];
-        let expected: Vec<_> = (0..ranks).flat_map(|rank| vec![[rank as u16; 3]; PART]).collect();
+        let own = vec![[u16::try_from(rank).unwrap(); 3]; PART];
+        let expected: Vec<_> =
+            (0..ranks).flat_map(|rank| vec![[u16::try_from(rank).unwrap(); 3]; PART]).collect();
         let mut all = vec![[9; 3]; PART * ranks];
         comm.all_gather(&own, &mut all).unwrap();
         assert_eq!(all, expected);
@@ -208,7 +208,7 @@ fn the_library_moves_elements_of_any_type() {
         comm.all_gather_in_place(&mut all).unwrap();
         assert_eq!(all, expected);
         let mut received = vec![[9; 3]; PART * ranks];
-        comm.all_to_all(&vec![[rank as u16; 3]; PART * ranks], &mut received).unwrap();
+        comm.all_to_all(&vec![[u16::try_from(rank).unwrap(); 3]; PART * ranks], &mut received).unwrap();
         assert_eq!(received, expected);
         let mut buffer = own;
         comm.with_order(ReductionOrder::Canonical).broadcast(&mut buffer, 1).unwrap();
