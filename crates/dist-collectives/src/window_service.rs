@@ -185,9 +185,8 @@ impl<M: ServedMemory> WindowService<M> {
         others.iter().try_for_each(|&rank| self.receive_reply(rank, &options).map(drop))?;
         let due = options.due.deadline();
         let settings = comm.settings;
-        let call = comm.call(|engine, _| {
-            engine.end_epoch::<T>((len, step), &CallOptions::until(&settings, due))
-        })?;
+        let call =
+            comm.call(|engine, _| engine.end_epoch::<T>((len, step), &CallOptions::until(&settings, due)))?;
         // All ranks have the replies of this rank's thread, so it has ended or is about to.
         let RunningThread { task, memory } = self.running.take().expect("it has not ended");
         let own = task.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;

@@ -364,7 +364,8 @@ fn exchange_in_epochs(comm: Communicator, epochs: u32) -> dist_collectives::Resu
         for peer in (0..ranks).rev() {
             let mut found = [0; 4];
             window.read(peer, 0, &mut found)?;
-            let puts = (0..3).map(|rank| if rank < ranks { 100 * epoch + u32::try_from(rank).unwrap() } else { 0 });
+            let puts =
+                (0..3).map(|rank| if rank < ranks { 100 * epoch + u32::try_from(rank).unwrap() } else { 0 });
             let added = epoch * u32::try_from(ranks).unwrap();
             assert!(found.into_iter().eq(puts.chain([added])), "{found:?} in epoch {epoch}");
         }

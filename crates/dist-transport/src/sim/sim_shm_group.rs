@@ -7,8 +7,8 @@
 //! `unsafe` methods.
 #![allow(unsafe_code, reason = "a trait is implemented whose methods are unsafe mismatch")]
 
-use std::collections::HashMap;
 use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
