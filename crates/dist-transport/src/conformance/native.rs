@@ -26,19 +26,28 @@ const CASES: &[(NativeOperation, bool)] = &[
     (NativeOperation::AllToAll, true),
 ];
 
+/// Elements after which an input repeats itself: a prime number, so that no two parts are equal.
+const PERIOD: usize = 997;
+
 /// Returns the input of a rank, which has a part for each rank.
 fn input(rank: usize, world_size: usize, part: usize) -> Vec<u8> {
-    (0..part * world_size).flat_map(|index| element(rank, index).to_ne_bytes()).collect()
+    repeated(|index| element(rank, index), part * world_size)
 }
 
 fn element(rank: usize, index: usize) -> u32 {
-    u32::try_from(rank * 1000 + index % 997).expect("a small number")
+    u32::try_from(rank * 1000 + index).expect("a small number")
+}
+
+fn repeated(element: impl Fn(usize) -> u32, len: usize) -> Vec<u8> {
+    let period: Vec<u8> = (0..PERIOD).flat_map(|index| element(index).to_ne_bytes()).collect();
+    let mut bytes = period.repeat(len.div_ceil(PERIOD));
+    bytes.truncate(len * SIZE);
+    bytes
 }
 
 /// Returns the sums of all inputs.
 fn sums(world_size: usize, part: usize) -> Vec<u8> {
-    let sum = |index| (0..world_size).map(|rank| element(rank, index)).sum::<u32>();
-    (0..part * world_size).flat_map(|index| sum(index).to_ne_bytes()).collect()
+    repeated(|index| (0..world_size).map(|rank| element(rank, index)).sum(), part * world_size)
 }
 
 /// Executes an operation on parts of this many elements. Returns the memory of the result and the expected result;
@@ -101,12 +110,12 @@ pub(super) fn collectives_of_a_library_have_the_result_of_all_ranks(fabric: &'st
             if !has_native(fabric, &mut *transport) {
                 return;
             }
-            let due = soon(&*transport);
             let members: Vec<usize> = (0..world_size).rev().collect();
             let mut group = transport.fork(&members).unwrap().unwrap();
-            for part in [1, 1000, 700_001] {
+            for part in [1, 1000, 300_001] {
                 for &case in CASES {
                     for transport in [&mut transport, &mut group] {
+                        let due = soon(&**transport);
                         transport.begin(&OURS);
                         if let Some((result, expected)) = execute(&mut **transport, case, part, &due).unwrap()
                         {
