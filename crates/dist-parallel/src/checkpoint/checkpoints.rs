@@ -15,12 +15,12 @@ use super::agree::Ranks;
 use super::disk::Disk;
 use super::load::{Allowed, States};
 use super::owner::Owner;
-use super::part::Entry;
+use super::part::{Entry, SavedStates};
 use super::rank_request::{ComparedChunk, ONLY_TRAINED, RankRequest};
 use super::save::SavePlan;
 use super::state::ProgramState;
 use super::{CheckpointError, Saving, Shards, directory, load, part, plain};
-use crate::{Error, OptimizerState, ParamInfo, Result, SliceStates, Values};
+use crate::{Error, OptimizerState, ParamInfo, Result, Values};
 
 /// A directory in which a training saves checkpoints and from which it continues.
 ///
@@ -235,8 +235,17 @@ impl Checkpoints {
         optimizer: Option<&dyn OptimizerState>,
         step: u64,
     ) -> Result<()> {
+        self.save_states(shards, SavedStates::of(optimizer), step)
+    }
+
+    /// [Saves](Self::save) the state of all ranks with these states of optimizers.
+    pub(crate) fn save_states(
+        &mut self,
+        shards: &mut dyn Shards,
+        states: SavedStates<'_>,
+        step: u64,
+    ) -> Result<()> {
         end(self.latest.take());
-        let states = optimizer.and_then(OptimizerState::states);
         let mut ranks = Ranks::of(shards, self.timeout, "save")?;
         // Requests are compared first, because the trainer's comparison needs every rank in the same call.
         ranks.compare(&self.directory, Ok(self.request(SAVES, states, step)))?;
@@ -256,7 +265,16 @@ impl Checkpoints {
         optimizer: Option<&dyn OptimizerState>,
         step: u64,
     ) -> Result<Saving> {
-        let states = optimizer.and_then(OptimizerState::states);
+        self.start_save_states(shards, SavedStates::of(optimizer), step)
+    }
+
+    /// [Starts to save](Self::start_save) the state of all ranks with these states of optimizers.
+    pub(crate) fn start_save_states(
+        &mut self,
+        shards: &mut dyn Shards,
+        states: SavedStates<'_>,
+        step: u64,
+    ) -> Result<Saving> {
         let mut ranks = Ranks::of(shards, self.timeout, "start_save")?;
         let plan = self.plan("starts to save", &ranks, shards, states, step);
         let copy = if ranks.saves() { copy(&plan, shards, states) } else { Ok(Vec::new()) };
@@ -339,7 +357,7 @@ impl Checkpoints {
         Ok(plain::consolidate(&self.disk, &self.directory, step, file.as_ref())?)
     }
 
-    fn request(&self, saves: &str, states: Option<&SliceStates>, step: u64) -> RankRequest {
+    fn request(&self, saves: &str, states: SavedStates<'_>, step: u64) -> RankRequest {
         let mut what = String::new();
         if self.allowed.only_trained {
             what += ONLY_TRAINED;
@@ -348,7 +366,7 @@ impl Checkpoints {
         if !names.is_empty() {
             what += &format!(", with the state {}", names.join(", "));
         }
-        RankRequest::of_save(saves, step, states.map(SliceStates::optimizer), &what)
+        RankRequest::of_save(saves, step, states.kinds(), &what)
     }
 
     fn plan(
@@ -356,7 +374,7 @@ impl Checkpoints {
         saves: &str,
         ranks: &Ranks,
         shards: &dyn Shards,
-        states: Option<&SliceStates>,
+        states: SavedStates<'_>,
         step: u64,
     ) -> SavePlan {
         let only_trained = self.allowed.only_trained;
@@ -376,7 +394,7 @@ impl Checkpoints {
             keep: self.keep,
             step,
             steps: shards.steps(),
-            optimizer: states.map(SliceStates::optimizer),
+            optimizers: states.kinds(),
             request,
             parameters: shards.infos().iter().filter(is_saved).cloned().collect(),
             entries,
@@ -401,11 +419,7 @@ impl Checkpoints {
 }
 
 /// Returns the values of all entries of a plan, one after the other.
-fn copy(
-    plan: &SavePlan,
-    shards: &dyn Shards,
-    states: Option<&SliceStates>,
-) -> Result<Vec<u8>, CheckpointError> {
+fn copy(plan: &SavePlan, shards: &dyn Shards, states: SavedStates<'_>) -> Result<Vec<u8>, CheckpointError> {
     let entries = plan.entries.as_ref().map_err(Clone::clone)?;
     let mut copy = Vec::with_capacity(entries.iter().map(Entry::bytes).sum());
     for entry in entries {

@@ -23,6 +23,9 @@ pub(super) struct Index {
     pub(super) steps: u64,
     /// The kind of the optimizer whose state is included.
     pub(super) optimizer: Option<String>,
+    /// The kind of the ranks' own optimizers whose states are included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) rank_optimizer: Option<String>,
     pub(super) files: Vec<StoredFile>,
     pub(super) tensors: Vec<StoredTensor>,
     /// The file with the state of the program, if there is any.
@@ -108,6 +111,12 @@ impl fmt::Display for TensorName {
 }
 
 impl Index {
+    /// Returns `true` if the checkpoint has the state of this kind of optimizer, which all ranks share, and no states of
+    /// ranks.
+    pub(super) fn has_shared_state_alone(&self, kind: &str) -> bool {
+        self.rank_optimizer.is_none() && self.optimizer.as_deref() == Some(kind)
+    }
+
     pub(super) fn encode(&self) -> Result<Vec<u8>, serde_json::Error> {
         let body = serde_json::to_vec(self)?;
         let mut bytes = serde_json::to_vec(&Front::of(&body))?;

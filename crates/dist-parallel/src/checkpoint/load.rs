@@ -13,6 +13,7 @@ use super::agree::Ranks;
 use super::disk::Disk;
 use super::fetch::{Wanted, fetch};
 use super::index::{Index, StoredTensor, TensorName};
+use super::part::StateOwner;
 use super::rank_request::RankRequest;
 use super::state::ProgramState;
 use super::{CheckpointError, CheckpointProblem, Chunk, INDEX, INDEX_BYTES_MAX, Shards, Slice, directory};
@@ -22,6 +23,9 @@ use crate::{Communicator, Error, FloatType, OptimizerState, ParamInfo, Result, S
 pub(crate) enum States<'o> {
     /// Loads it into these states of an optimizer.
     Into(&'o mut SliceStates),
+    /// Loads the state of a rank's own optimizer into `own`, and that of all ranks into `shared`. A state that all ranks
+    /// share is loaded into `own` if it is of its kind, and if there are no states of ranks; `shared` is then empty.
+    IntoOwn { shared: Option<&'o mut SliceStates>, own: &'o mut SliceStates },
     /// Ignores it, at the caller's request.
     LeaveOut,
     /// Fails if there is any.
@@ -33,6 +37,17 @@ impl<'o> States<'o> {
     /// optimizer.
     pub(crate) fn of(optimizer: Option<&'o mut dyn OptimizerState>) -> Self {
         optimizer.map_or(Self::LeaveOut, |optimizer| optimizer.states_mut().map_or(Self::Refuse, Self::Into))
+    }
+
+    /// Returns the kinds of the shared optimizer and of this rank's own.
+    fn kinds(&self) -> [Option<&'static str>; 2] {
+        match self {
+            Self::Into(states) => [Some(states.optimizer()), None],
+            Self::IntoOwn { shared, own } => {
+                [shared.as_ref().map(|states| states.optimizer()), Some(own.optimizer())]
+            }
+            Self::LeaveOut | Self::Refuse => [None; 2],
+        }
     }
 }
 
@@ -71,11 +86,7 @@ pub(super) fn load(
     shards: &mut dyn Shards,
     states: States<'_>,
 ) -> Result<Option<(u64, ProgramState)>> {
-    let optimizer = match &states {
-        States::Into(states) => Some(states.optimizer()),
-        States::LeaveOut | States::Refuse => None,
-    };
-    ranks.compare(directory, Ok(RankRequest::of_load(step, optimizer, allowed)))?;
+    ranks.compare(directory, Ok(RankRequest::of_load(step, states.kinds(), allowed)))?;
     let found = if ranks.is_first() { find(disk, directory, step) } else { Ok(None) };
     let found = ranks.agree(found)?;
     let found = found.map(|(name, index)| [name.directory().as_bytes(), b"/", &index].concat());
@@ -169,7 +180,7 @@ impl Checkpoint<'_> {
             chunks.push(chunk);
             self.try_to_write(shards, chunk)?;
         }
-        let states = self.want_states(&stored, shards, states, &mut wanted)?;
+        let states = self.want_states(&stored, shards, (states, comm.rank()), &mut wanted)?;
         let first_tied = wanted.len();
         let mut originals = Vec::new();
         for (number, chunk) in chunks.iter().enumerate() {
@@ -274,25 +285,62 @@ impl Checkpoint<'_> {
         self,
         stored: &Stored<'i>,
         shards: &dyn Shards,
-        states: &States<'_>,
+        (states, rank): (&States<'_>, usize),
         wanted: &mut Vec<Wanted<'i>>,
     ) -> Result<Vec<SliceToLoad>, CheckpointError> {
-        let kind = self.index.optimizer.as_deref();
-        let other_kind = |training: &str| {
-            let (training, checkpoint) = (training.to_owned(), kind.unwrap_or("none").to_owned());
-            self.fault(CheckpointProblem::Optimizer { training, checkpoint })
+        let mut slices = Vec::new();
+        let mut want = |states: &SliceStates, owner, is_own| {
+            let of_optimizer = self.want_states_of(stored, shards, (states, owner), wanted)?;
+            slices.extend(of_optimizer.into_iter().map(|slice| SliceToLoad { is_own, ..slice }));
+            Ok::<(), CheckpointError>(())
         };
-        let of_optimizer = match states {
-            States::Into(states) => &**states,
+        match states {
             States::Refuse if stored.keys().any(|name| name.state.is_some()) => {
-                return Err(other_kind("none"));
+                let Index { optimizer, rank_optimizer, .. } = self.index;
+                return Err(self.other_kind("none", optimizer.as_ref().or(rank_optimizer.as_ref())));
             }
-            States::LeaveOut | States::Refuse => return Ok(Vec::new()),
-        };
-        if kind != Some(of_optimizer.optimizer()) {
-            return Err(other_kind(of_optimizer.optimizer()));
+            States::LeaveOut | States::Refuse => {}
+            States::Into(states) => want(states, StateOwner::Shared, false)?,
+            States::IntoOwn { own, .. } if self.index.has_shared_state_alone(own.optimizer()) => {
+                want(own, StateOwner::Shared, true)?;
+            }
+            States::IntoOwn { shared, own } => {
+                match shared {
+                    Some(shared) => want(shared, StateOwner::Shared, false)?,
+                    None if self.index.optimizer.is_some() => {
+                        return Err(self.other_kind("none", self.index.optimizer.as_ref()));
+                    }
+                    None => {}
+                }
+                // Each rank has written a file. If there are more ranks now, several begin with the state of one.
+                want(own, StateOwner::Rank(rank % self.index.files.len().max(1)), true)?;
+            }
         }
-        let kept = self.check_states(stored, shards.infos(), of_optimizer)?;
+        Ok(slices)
+    }
+
+    /// Returns the error of a training with another kind of optimizer than the checkpoint.
+    fn other_kind(self, training: &str, kind: Option<&String>) -> CheckpointError {
+        let checkpoint = kind.cloned().unwrap_or_else(|| "none".to_owned());
+        self.fault(CheckpointProblem::Optimizer { training: training.to_owned(), checkpoint })
+    }
+
+    /// Adds the state of one optimizer to the needed ranges and returns the slices.
+    fn want_states_of<'i>(
+        self,
+        stored: &Stored<'i>,
+        shards: &dyn Shards,
+        (of_optimizer, owner): (&SliceStates, StateOwner),
+        wanted: &mut Vec<Wanted<'i>>,
+    ) -> Result<Vec<SliceToLoad>, CheckpointError> {
+        let kind = match owner {
+            StateOwner::Shared => self.index.optimizer.as_ref(),
+            StateOwner::Rank(_) => self.index.rank_optimizer.as_ref(),
+        };
+        if kind.is_none_or(|kind| kind != of_optimizer.optimizer()) {
+            return Err(self.other_kind(of_optimizer.optimizer(), kind));
+        }
+        let kept = self.check_states(stored, shards.infos(), (of_optimizer, owner))?;
         let mut states = Vec::new();
         for slice in shards.slices().chunks {
             let Slice { number, chunk: Chunk { parameter, offset, len } } = slice;
@@ -301,12 +349,12 @@ impl Checkpoint<'_> {
                 continue;
             }
             for (name, _) in of_optimizer.arrays(info.dtype) {
-                wanted.push(Wanted::new(stored[&TensorName::state(&info.name, name)], offset, len));
+                wanted.push(Wanted::new(stored[&owner.tensor(&info.name, name)], offset, len));
             }
             for name in of_optimizer.scalars() {
-                wanted.push(Wanted::new(stored[&TensorName::state(&info.name, name)], 0, 1));
+                wanted.push(Wanted::new(stored[&owner.tensor(&info.name, name)], 0, 1));
             }
-            states.push(SliceToLoad { slice: number, dtype: info.dtype, len });
+            states.push(SliceToLoad { is_own: false, slice: number, dtype: info.dtype, len });
         }
         Ok(states)
     }
@@ -317,13 +365,15 @@ impl Checkpoint<'_> {
         self,
         stored: &Stored<'_>,
         infos: &[ParamInfo],
-        states: &SliceStates,
+        (states, owner): (&SliceStates, StateOwner),
     ) -> Result<Vec<bool>, CheckpointError> {
         let numbers: HashMap<&str, usize> =
             infos.iter().enumerate().map(|(number, info)| (&*info.name, number)).collect();
         let mut kept = vec![false; infos.len()];
         for tensor in self.index.tensors.iter().filter(|tensor| stored.contains_key(&tensor.name)) {
-            let Some(state) = tensor.name.state.as_deref() else { continue };
+            let Some((_, state)) = StateOwner::of(&tensor.name).filter(|(of, _)| *of == owner) else {
+                continue;
+            };
             let fault = |problem| self.fault(problem).about(&tensor.name);
             let number = numbers.get(&*tensor.name.parameter).copied();
             let number = number.ok_or_else(|| fault(CheckpointProblem::NotInModel))?;
@@ -345,7 +395,7 @@ impl Checkpoint<'_> {
         }
         for (info, _) in infos.iter().zip(&kept).filter(|(_, kept)| **kept) {
             let names = states.arrays(info.dtype).map(|(name, _)| name).chain(states.scalars());
-            let mut names = names.map(|name| TensorName::state(&info.name, name));
+            let mut names = names.map(|name| owner.tensor(&info.name, name));
             if let Some(missing) = names.find(|name| !stored.contains_key(name)) {
                 return Err(self.fault(CheckpointProblem::NotInCheckpoint).about(missing));
             }
@@ -369,6 +419,8 @@ impl Checkpoint<'_> {
 
 /// A slice for which the optimizer will have state.
 struct SliceToLoad {
+    /// `true` for this rank's own optimizer.
+    is_own: bool,
     slice: usize,
     dtype: FloatType,
     len: usize,
@@ -389,18 +441,23 @@ impl Staged {
             shards.write(chunk, &mut |into| outcome = overwrite(into, &bytes))?;
             outcome?;
         }
-        if let States::Into(states) = states {
-            let mut values = self.of_states.into_iter();
-            let mut next = || values.next().expect(STAGED);
-            states.clear();
-            for SliceToLoad { slice, dtype, len } in self.states {
-                let state = states.restart(slice, dtype, len);
-                for array in state.arrays_mut() {
-                    overwrite(array, &next())?;
-                }
-                for scalar in state.scalars_mut() {
-                    overwrite(ValuesMut::F64(std::slice::from_mut(scalar)), &next())?;
-                }
+        let mut optimizers = match states {
+            States::Into(states) => vec![states],
+            States::IntoOwn { shared, own } => shared.into_iter().chain([own]).collect(),
+            States::LeaveOut | States::Refuse => Vec::new(),
+        };
+        optimizers.iter_mut().for_each(|states| states.clear());
+        let mut values = self.of_states.into_iter();
+        let mut next = || values.next().expect(STAGED);
+        for SliceToLoad { is_own, slice, dtype, len } in self.states {
+            // The rank's own optimizer is the last one.
+            let states = if is_own { optimizers.last_mut() } else { optimizers.first_mut() }.expect(STAGED);
+            let state = states.restart(slice, dtype, len);
+            for array in state.arrays_mut() {
+                overwrite(array, &next())?;
+            }
+            for scalar in state.scalars_mut() {
+                overwrite(ValuesMut::F64(std::slice::from_mut(scalar)), &next())?;
             }
         }
         shards.loaded()

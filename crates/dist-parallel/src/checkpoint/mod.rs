@@ -29,6 +29,7 @@ mod weights;
 pub use checkpoints::Checkpoints;
 pub use error::{CheckpointError, CheckpointProblem};
 pub(crate) use load::States;
+pub(crate) use part::SavedStates;
 pub(crate) use replicas::accumulated;
 pub use saving::Saving;
 pub use shards::{Chunk, ShardMetadata, Shards, Slice};

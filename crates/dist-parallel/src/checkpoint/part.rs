@@ -14,7 +14,7 @@ use super::index::{CHECKED_BYTES, StoredFile, StoredRun, TensorName};
 use super::rank_request::{ComparedChunk, ComparedValues};
 use super::stored_type::StoredType;
 use super::{CheckpointError, CheckpointProblem, Chunk, ShardMetadata, Shards, Slice};
-use crate::{FloatType, ParamInfo, SliceStates};
+use crate::{FloatType, OptimizerState, ParamInfo, SliceStates};
 
 /// A contiguous range of a tensor's values that a rank writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,10 +34,62 @@ pub(super) struct Entry<S = EntrySource> {
 pub(super) enum EntrySource {
     /// A chunk of a parameter, from this value on.
     Parameter { chunk: Chunk, start: usize },
-    /// An array of the optimizer's state of a slice, from this value on.
-    Array { slice: usize, array: usize, start: usize },
-    /// A scalar of the optimizer's state of a slice.
-    Scalar { slice: usize, scalar: usize },
+    /// An array of an optimizer's state of a slice, from this value on.
+    Array { owner: StateOwner, slice: usize, array: usize, start: usize },
+    /// A scalar of an optimizer's state of a slice.
+    Scalar { owner: StateOwner, slice: usize, scalar: usize },
+}
+
+/// The optimizer that a state belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StateOwner {
+    /// The optimizer of all ranks, each of which updates its shards.
+    Shared,
+    /// The optimizer of this rank alone, which updates its own copy of the model.
+    Rank(usize),
+}
+
+impl StateOwner {
+    /// Returns the tensor of a parameter's state.
+    pub(super) fn tensor(self, parameter: &str, state: &str) -> TensorName {
+        match self {
+            Self::Shared => TensorName::state(parameter, state),
+            Self::Rank(rank) => TensorName::state(parameter, &format!("{RANK}{rank}/{state}")),
+        }
+    }
+
+    /// Returns the owner of a tensor's state and the optimizer's name for it. `None` for a parameter.
+    pub(super) fn of(tensor: &TensorName) -> Option<(Self, &str)> {
+        let state = tensor.state.as_deref()?;
+        let of_rank = state.strip_prefix(RANK).and_then(|rest| {
+            let (rank, state) = rest.split_once('/')?;
+            Some((Self::Rank(rank.parse().ok()?), state))
+        });
+        Some(of_rank.unwrap_or((Self::Shared, state)))
+    }
+}
+
+/// The beginning of a state's name in a checkpoint, if each rank has an optimizer of its own.
+const RANK: &str = "rank:";
+
+/// The states of optimizers that a checkpoint has.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct SavedStates<'a> {
+    /// The state of the optimizer of all ranks.
+    pub(crate) shared: Option<&'a SliceStates>,
+    /// The state of this rank's own optimizer.
+    pub(crate) own: Option<&'a SliceStates>,
+}
+
+impl<'a> SavedStates<'a> {
+    pub(crate) fn of(optimizer: Option<&'a dyn OptimizerState>) -> Self {
+        Self { shared: optimizer.and_then(OptimizerState::states), own: None }
+    }
+
+    /// Returns the kinds of both optimizers.
+    pub(super) fn kinds(self) -> [Option<&'static str>; 2] {
+        [self.shared, self.own].map(|states| states.map(SliceStates::optimizer))
+    }
 }
 
 impl<S> Entry<S> {
@@ -58,7 +110,7 @@ impl<S> Entry<S> {
 /// Returns the entries that this rank writes, in the order of the file.
 pub(super) fn entries(
     shards: &dyn Shards,
-    states: Option<&SliceStates>,
+    states: SavedStates<'_>,
     only_trained: bool,
 ) -> Result<Vec<Entry>, CheckpointError> {
     if let Some(what) = shards.unsaved() {
@@ -92,13 +144,20 @@ pub(super) fn entries(
             source: EntrySource::Parameter { chunk, start: offset - chunk.offset },
         })
         .collect();
-    if let Some(states) = states {
+    if let Some(states) = states.shared {
         let ShardMetadata { chunks: slices, copy, copies } = shards.slices();
         let chunks: Vec<Chunk> = slices.iter().map(|slice| slice.chunk).collect();
         check(&chunks)?;
         check_states(&slices, states)?;
         for (number, chunk) in assign(&chunks, copy, copies) {
-            entries.extend(state_entries(infos, states, slices[number], chunk));
+            entries.extend(state_entries(infos, states, slices[number], chunk, StateOwner::Shared));
+        }
+    }
+    if let Some(states) = states.own {
+        let ShardMetadata { chunks: slices, copy, .. } = shards.slices();
+        check_states(&slices, states)?;
+        for slice in slices.into_iter().filter(|slice| slice.chunk.len > 0) {
+            entries.extend(state_entries(infos, states, slice, slice.chunk, StateOwner::Rank(copy)));
         }
     }
     // Larger types come first, so that each is aligned in memory if the file is.
@@ -135,29 +194,35 @@ fn check_states(slices: &[Slice], states: &SliceStates) -> Result<(), Checkpoint
 }
 
 /// Returns the entries of a slice's state. This rank writes `chunk` of each.
-fn state_entries(infos: &[ParamInfo], states: &SliceStates, slice: Slice, chunk: Chunk) -> Vec<Entry> {
+fn state_entries(
+    infos: &[ParamInfo],
+    states: &SliceStates,
+    slice: Slice,
+    chunk: Chunk,
+    owner: StateOwner,
+) -> Vec<Entry> {
     let info = &infos[chunk.parameter];
     if states.get(slice.number).is_none() {
         return Vec::new();
     }
     let start = chunk.offset - slice.chunk.offset;
     let arrays = states.arrays(info.dtype).enumerate().map(|(array, (name, dtype))| Entry {
-        tensor: TensorName::state(&info.name, name),
+        tensor: owner.tensor(&info.name, name),
         dtype,
         shape: info.shape.clone(),
         offset: chunk.offset,
         len: chunk.len,
-        source: EntrySource::Array { slice: slice.number, array, start },
+        source: EntrySource::Array { owner, slice: slice.number, array, start },
     });
     // Scalars belong to the whole parameter. The rank with its first value writes them.
     let scalars = states.scalars().enumerate().filter(|_| chunk.offset == 0);
     let scalars = scalars.map(|(scalar, name)| Entry {
-        tensor: TensorName::state(&info.name, name),
+        tensor: owner.tensor(&info.name, name),
         dtype: FloatType::F64,
         shape: Vec::new(),
         offset: 0,
         len: 1,
-        source: EntrySource::Scalar { slice: slice.number, scalar },
+        source: EntrySource::Scalar { owner, slice: slice.number, scalar },
     });
     arrays.chain(scalars).collect()
 }
@@ -165,12 +230,15 @@ fn state_entries(infos: &[ParamInfo], states: &SliceStates, slice: Slice, chunk:
 /// Calls `write` with the values of an entry.
 pub(super) fn read(
     shards: &dyn Shards,
-    states: Option<&SliceStates>,
+    states: SavedStates<'_>,
     entry: &Entry,
     write: &mut WriteBytes<'_>,
 ) -> Result<(), CheckpointError> {
     let bytes_from = |start: usize| start * entry.dtype.size()..start * entry.dtype.size() + entry.bytes();
-    let state = |slice| states.and_then(|states| states.get(slice)).expect(PLANNED);
+    let state = |owner, slice| {
+        let of_owner = if owner == StateOwner::Shared { states.shared } else { states.own };
+        of_owner.and_then(|states| states.get(slice)).expect(PLANNED)
+    };
     match entry.source {
         EntrySource::Parameter { chunk, start } => {
             let mut outcome = Ok(());
@@ -181,14 +249,14 @@ pub(super) fn read(
             handed_out.map_err(|error| trainer(&entry.tensor, error.to_string()))?;
             outcome
         }
-        EntrySource::Array { slice, array, start } => {
-            let arrays = state(slice).arrays();
+        EntrySource::Array { owner, slice, array, start } => {
+            let arrays = state(owner, slice).arrays();
             let values = arrays.get(array).filter(|values| values.dtype() == entry.dtype);
             values
                 .and_then(|values| values.as_bytes().get(bytes_from(start)))
                 .map_or_else(|| Err(unlike(entry)), write)
         }
-        EntrySource::Scalar { slice, scalar } => state(slice)
+        EntrySource::Scalar { owner, slice, scalar } => state(owner, slice)
             .scalars()
             .get(scalar)
             .map_or_else(|| Err(unlike(entry)), |number| write(&number.to_le_bytes())),

@@ -52,11 +52,11 @@ impl ComparedValues {
 }
 
 impl RankRequest {
-    /// Returns the request to save a step, with the state of this kind of optimizer. `saves` is `saves` or
+    /// Returns the request to save a step, with the states of these kinds of optimizers. `saves` is `saves` or
     /// `starts to save`, `what` describes other parts of the checkpoint.
-    pub(super) fn of_save(saves: &str, step: u64, optimizer: Option<&str>, what: &str) -> Self {
+    pub(super) fn of_save(saves: &str, step: u64, optimizers: [Option<&str>; 2], what: &str) -> Self {
         Self {
-            request: format!("{saves} step {step} {}{what}", with(optimizer)),
+            request: format!("{saves} step {step} {}{what}", with(optimizers)),
             updates: 0,
             held: Vec::new(),
         }
@@ -64,9 +64,9 @@ impl RankRequest {
 
     /// Returns the request to load a step, or the newest checkpoint, with the state of this kind of optimizer and
     /// without the tensors that the user leaves out.
-    pub(super) fn of_load(step: Option<u64>, optimizer: Option<&str>, allowed: &Allowed) -> Self {
+    pub(super) fn of_load(step: Option<u64>, optimizers: [Option<&str>; 2], allowed: &Allowed) -> Self {
         let what = step.map_or_else(|| "the newest checkpoint".to_owned(), |step| format!("step {step}"));
-        let mut request = format!("loads {what} {}", with(optimizer));
+        let mut request = format!("loads {what} {}", with(optimizers));
         if allowed.only_trained {
             request += ONLY_TRAINED;
         }
@@ -95,8 +95,14 @@ impl RankRequest {
 /// The part of a request without frozen parameters.
 pub(super) const ONLY_TRAINED: &str = ", only what is trained";
 
-fn with(optimizer: Option<&str>) -> String {
-    optimizer.map_or_else(|| "without an optimizer".to_owned(), |name| format!("with {name}"))
+/// Describes the kinds of the shared optimizer and of each rank's own.
+fn with(optimizers: [Option<&str>; 2]) -> String {
+    match optimizers {
+        [None, None] => "without an optimizer".to_owned(),
+        [Some(shared), None] => format!("with {shared}"),
+        [None, Some(own)] => format!("with {own} of each rank"),
+        [Some(shared), Some(own)] => format!("with {shared} and {own} of each rank"),
+    }
 }
 
 /// Compares the requests of the ranks of a group. A difference is the same error on all ranks.

@@ -30,7 +30,8 @@ pub(super) struct SavePlan {
     pub(super) step: u64,
     /// The number of steps that the trainer has taken.
     pub(super) steps: u64,
-    pub(super) optimizer: Option<&'static str>,
+    /// The kinds of the shared optimizer and of each rank's own.
+    pub(super) optimizers: [Option<&'static str>; 2],
     /// The request that the ranks compare.
     pub(super) request: Result<RankRequest, CheckpointError>,
     /// The parameters that are saved: those of the model that are not tied to an earlier one.
@@ -147,8 +148,9 @@ impl SavePlan {
         let parts: Vec<PartMeta> = parts.iter().map(decode).collect::<Result<_, _>>()?;
         let files = parts.iter().map(|part| part.file.clone()).collect();
         let tensors = merge(&self.parameters, parts);
-        let optimizer = self.optimizer.map(str::to_owned);
-        let index = Index { step: self.step, steps: self.steps, optimizer, files, tensors, state };
+        let [optimizer, rank_optimizer] = self.optimizers.map(|kind| kind.map(str::to_owned));
+        let Self { step, steps, .. } = *self;
+        let index = Index { step, steps, optimizer, rank_optimizer, files, tensors, state };
         index.check(path)?;
         Ok(index)
     }

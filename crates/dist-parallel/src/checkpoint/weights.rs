@@ -317,6 +317,7 @@ impl WeightPlan {
                 step: 0,
                 steps: 0,
                 optimizer: None,
+                rank_optimizer: None,
                 files: Vec::new(),
                 tensors: Vec::new(),
                 state: None,

@@ -3,11 +3,13 @@
 use std::path::Path;
 
 use super::LocalSgd;
-use crate::checkpoint::{Checkpoints, Saving, States, WeightOptions, WeightReport, load_weights};
-use crate::{OptimizerState, Params, Result, Sgd};
+use crate::checkpoint::{
+    Checkpoints, SavedStates, Saving, States, WeightOptions, WeightReport, load_weights,
+};
+use crate::{OptimizerState, Params, Result, Sgd, SliceStates};
 
 /// The state that all ranks share right after a synchronisation point. The trainer itself does not implement
-/// [`Shards`]: only the outer optimizer may be saved with it, because the ranks' own optimizers differ.
+/// [`Shards`]: the outer optimizer is saved with it, and the ranks' own optimizers have states of their own.
 ///
 /// [`Shards`]: crate::Shards
 pub(crate) struct SyncedModel<'a, M>(pub(crate) &'a mut LocalSgd<M>);
@@ -16,16 +18,20 @@ impl<M: Params> LocalSgd<M> {
     /// Saves the state that all ranks share, and returns when it is on the disk. All ranks call this, right after a
     /// synchronisation point.
     ///
+    /// With the optimizer of the ranks' own updates, each rank also saves its state of it.
+    ///
     /// # Errors
     /// The errors of [`Checkpoints::save`]. There were steps since the last synchronisation point, or it had no
     /// weight and the ranks differ; then nothing is saved.
-    pub fn save(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<()> {
-        self.with_synced_model(|mut with_synced_model, outer| {
-            checkpoints.save(
-                &mut with_synced_model,
-                outer.map(|outer| -> &dyn OptimizerState { outer }),
-                step,
-            )
+    pub fn save(
+        &mut self,
+        checkpoints: &mut Checkpoints,
+        optimizer: Option<&dyn OptimizerState>,
+        step: u64,
+    ) -> Result<()> {
+        let own = optimizer.and_then(|optimizer| optimizer.states());
+        self.with_synced_model(|mut synced_model, outer| {
+            checkpoints.save_states(&mut synced_model, to_save(outer, own), step)
         })
     }
 
@@ -33,25 +39,39 @@ impl<M: Params> LocalSgd<M> {
     ///
     /// # Errors
     /// The errors of [`Checkpoints::start_save`] and of [`save`](Self::save).
-    pub fn start_save(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<Saving> {
-        self.with_synced_model(|mut with_synced_model, outer| {
-            checkpoints.start_save(
-                &mut with_synced_model,
-                outer.map(|outer| -> &dyn OptimizerState { outer }),
-                step,
-            )
+    pub fn start_save(
+        &mut self,
+        checkpoints: &mut Checkpoints,
+        optimizer: Option<&dyn OptimizerState>,
+        step: u64,
+    ) -> Result<Saving> {
+        let own = optimizer.and_then(|optimizer| optimizer.states());
+        self.with_synced_model(|mut synced_model, outer| {
+            checkpoints.start_save_states(&mut synced_model, to_save(outer, own), step)
         })
     }
 
     /// Loads the newest checkpoint on any number of ranks and returns its step, or `None` if there is none. All ranks
-    /// call this. DiLoCo continues from a checkpoint of DiLoCo, with its velocity. Local SGD continues from one
-    /// without an optimizer's state. For any other checkpoint use [`load_parameters`](Self::load_parameters).
+    /// call this. DiLoCo continues from a checkpoint of DiLoCo, with its velocity.
+    ///
+    /// With the optimizer of the ranks' own updates, each rank continues with the state that it has saved. Of a checkpoint
+    /// of W ranks, rank r loads the state of rank r mod W: further ranks begin with the state of an earlier one, and states
+    /// of ranks that no longer exist are dropped. A checkpoint of another strategy with a state of this kind of optimizer
+    /// gives all ranks that state, and DiLoCo no velocity.
+    ///
+    /// Without an optimizer, local SGD continues from a checkpoint without an optimizer's state, and DiLoCo from its own. For
+    /// any other checkpoint use [`load_parameters`](Self::load_parameters).
     ///
     /// # Errors
     /// The errors of [`Checkpoints::load`].
-    pub fn load(&mut self, checkpoints: &mut Checkpoints) -> Result<Option<u64>> {
-        self.with_synced_model(|mut with_synced_model, outer| {
-            checkpoints.load_states(None, &mut with_synced_model, all(outer))
+    pub fn load(
+        &mut self,
+        checkpoints: &mut Checkpoints,
+        optimizer: Option<&mut dyn OptimizerState>,
+    ) -> Result<Option<u64>> {
+        let own = optimizer.and_then(|optimizer| optimizer.states_mut());
+        self.with_synced_model(|mut synced_model, outer| {
+            checkpoints.load_states(None, &mut synced_model, to_load(outer, own))
         })
     }
 
@@ -59,9 +79,15 @@ impl<M: Params> LocalSgd<M> {
     ///
     /// # Errors
     /// The errors of [`Checkpoints::load_step`].
-    pub fn load_step(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<()> {
-        self.with_synced_model(|mut with_synced_model, outer| {
-            checkpoints.load_states(Some(step), &mut with_synced_model, all(outer))
+    pub fn load_step(
+        &mut self,
+        checkpoints: &mut Checkpoints,
+        step: u64,
+        optimizer: Option<&mut dyn OptimizerState>,
+    ) -> Result<()> {
+        let own = optimizer.and_then(|optimizer| optimizer.states_mut());
+        self.with_synced_model(|mut synced_model, outer| {
+            checkpoints.load_states(Some(step), &mut synced_model, to_load(outer, own))
         })
         .map(drop)
     }
@@ -116,7 +142,17 @@ impl<M: Params> LocalSgd<M> {
     }
 }
 
-/// Loads all optimizer state of a checkpoint into the outer optimizer. Without one, refuses a checkpoint with state.
-fn all(outer: Option<&mut Sgd>) -> States<'_> {
-    outer.and_then(Sgd::states_mut).map_or(States::Refuse, States::Into)
+/// Returns the states that a checkpoint has: that of the outer optimizer, and that of this rank's own.
+fn to_save<'a>(outer: Option<&'a mut Sgd>, own: Option<&'a SliceStates>) -> SavedStates<'a> {
+    SavedStates { shared: outer.and_then(|outer| outer.states()), own }
+}
+
+/// Loads the optimizer states of a checkpoint into the outer optimizer and into this rank's own. Without both, refuses a
+/// checkpoint with state.
+fn to_load<'a>(outer: Option<&'a mut Sgd>, own: Option<&'a mut SliceStates>) -> States<'a> {
+    match (outer.and_then(Sgd::states_mut), own) {
+        (shared, Some(own)) => States::IntoOwn { shared, own },
+        (Some(shared), None) => States::Into(shared),
+        (None, None) => States::Refuse,
+    }
 }

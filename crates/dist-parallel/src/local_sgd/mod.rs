@@ -81,7 +81,7 @@ use crate::{
 /// # Checkpoints
 ///
 /// The state that all ranks share right after a synchronisation point can be [saved](Self::save): the parameters, and
-/// with DiLoCo the velocity. The state of the ranks' own optimizers is not saved.
+/// with DiLoCo the velocity. Each rank can save the state of its own optimizer with it.
 pub struct LocalSgd<M> {
     /// The model and this rank's own gradients and updates.
     engine: StepEngine<M>,

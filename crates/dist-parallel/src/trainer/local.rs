@@ -11,20 +11,6 @@ use crate::engine::Work;
 use crate::local_sgd::{LocalSgd, OuterStep};
 use crate::{Error, Optimizer, OptimizerState, ParamInfo, Params, Result, Sequence, StepReport, Values};
 
-impl<A> LocalSgd<Sequence<A>> {
-    /// Returns an error if the ranks' own optimizer is to be saved or loaded.
-    fn without_optimizer<T>(&self, optimizer: Option<T>) -> Result<()> {
-        if optimizer.is_none() {
-            return Ok(());
-        }
-        Err(Error::NotWithStrategy {
-            feature: "a checkpoint with the optimizer of the updates",
-            strategy: Strategy::LocalSgd(self.options()),
-            reason: "each rank's optimizer has a state of its own: save and load without an optimizer",
-        })
-    }
-}
-
 impl<A: 'static> Trainer<A> for LocalSgd<Sequence<A>> {
     fn strategy(&self) -> Strategy {
         Strategy::LocalSgd(self.options())
@@ -132,8 +118,7 @@ impl<A: 'static> Trainer<A> for LocalSgd<Sequence<A>> {
         optimizer: Option<&dyn OptimizerState>,
         step: u64,
     ) -> Result<()> {
-        self.without_optimizer(optimizer)?;
-        self.save(checkpoints, step)
+        self.save(checkpoints, optimizer, step)
     }
 
     fn start_save(
@@ -142,8 +127,7 @@ impl<A: 'static> Trainer<A> for LocalSgd<Sequence<A>> {
         optimizer: Option<&dyn OptimizerState>,
         step: u64,
     ) -> Result<Saving> {
-        self.without_optimizer(optimizer)?;
-        self.start_save(checkpoints, step)
+        self.start_save(checkpoints, optimizer, step)
     }
 
     fn load(
@@ -151,10 +135,9 @@ impl<A: 'static> Trainer<A> for LocalSgd<Sequence<A>> {
         checkpoints: &mut Checkpoints,
         optimizer: Option<&mut dyn OptimizerState>,
     ) -> Result<Option<u64>> {
-        self.without_optimizer(optimizer)?;
-        match self.options().outer {
-            OuterStep::Average => self.load_parameters(checkpoints),
-            OuterStep::Nesterov { .. } => self.load(checkpoints),
+        match (self.options().outer, optimizer) {
+            (OuterStep::Average, None) => self.load_parameters(checkpoints),
+            (_, optimizer) => self.load(checkpoints, optimizer),
         }
     }
 
@@ -164,10 +147,9 @@ impl<A: 'static> Trainer<A> for LocalSgd<Sequence<A>> {
         step: u64,
         optimizer: Option<&mut dyn OptimizerState>,
     ) -> Result<()> {
-        self.without_optimizer(optimizer)?;
-        match self.options().outer {
-            OuterStep::Average => self.load_parameters_of(checkpoints, step),
-            OuterStep::Nesterov { .. } => self.load_step(checkpoints, step),
+        match (self.options().outer, optimizer) {
+            (OuterStep::Average, None) => self.load_parameters_of(checkpoints, step),
+            (_, optimizer) => self.load_step(checkpoints, step, optimizer),
         }
     }
 

@@ -284,11 +284,11 @@ pub trait Trainer<A>: fmt::Debug {
     /// [`save`](Self::save), which says more.
     fn shards(&mut self) -> Result<&mut dyn Shards>;
 
-    /// Saves the training and returns when it is on the disk. Any strategy can load it on any number of ranks.
+    /// Saves the training and returns when it is on the disk. Any strategy can load it on any number of ranks. The state
+    /// of the ranks' own optimizers with [`Strategy::LocalSgd`] is only for [that strategy](crate::local_sgd::LocalSgd::load).
     ///
     /// # Errors
-    /// The errors of [`Checkpoints::save`]. [`NotWithStrategy`](Error::NotWithStrategy) for an optimizer with
-    /// [`Strategy::LocalSgd`], whose ranks have different states.
+    /// The errors of [`Checkpoints::save`].
     fn save(
         &mut self,
         checkpoints: &mut Checkpoints,

@@ -191,9 +191,11 @@ fn of_ranks_that_train_by_themselves() {
             t.trainer.step_with(|_| Ok(1.0_f32))?;
             t.trainer.synchronise().map(drop)
         }),
-        ("save", "saves step 1", |t| t.trainer.save(&mut t.checkpoints, 1)),
-        ("start_save", "starts to save step 1", |t| t.trainer.start_save(&mut t.checkpoints, 1)?.wait()),
-        ("load", "loads the newest checkpoint", |t| t.trainer.load(&mut t.checkpoints).map(drop)),
+        ("save", "saves step 1", |t| t.trainer.save(&mut t.checkpoints, None, 1)),
+        ("start_save", "starts to save step 1", |t| {
+            t.trainer.start_save(&mut t.checkpoints, None, 1)?.wait()
+        }),
+        ("load", "loads the newest checkpoint", |t| t.trainer.load(&mut t.checkpoints, None).map(drop)),
         ("load_weights", "loads weights", |t| {
             t.trainer.load_weights("absent", &WeightOptions::new()).map(drop)
         }),

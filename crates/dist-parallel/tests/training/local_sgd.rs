@@ -6,14 +6,16 @@ use dist_collectives::Communicator;
 use dist_collectives::transport::Chain;
 use dist_parallel::checkpoint::{CheckpointProblem, Checkpoints};
 use dist_parallel::local_sgd::{LocalSgd, LocalSgdOptions, OuterStep};
-use dist_parallel::optim::{Momentum, Sgd, SgdOptions};
+use dist_parallel::optim::{AdamW, AdamWOptions, Momentum, OptimizerState as _, Sgd, SgdOptions};
+use dist_parallel::pipeline::PlainVectors;
+use dist_parallel::trainer::{Trainer, TrainerOptions};
 use dist_parallel::{BoxError, Ddp, DdpOptions, Error, FloatType, ParamInfo, Params, ValuesMut};
 use dist_transport::sim;
 use rstest::rstest;
 
 use crate::errors::run_at_once;
 use crate::join::tree;
-use crate::plain::{Bag, Numbers, bits};
+use crate::plain::{Bag, Numbers, Rows, bits, micro_batch, squared_error};
 
 pub(crate) const LEN: usize = 6;
 
@@ -260,9 +262,9 @@ fn training_continues_from_a_saved_synchronisation_point(
         let mut local = LocalSgd::new(Communicator::new(transport), bag(0), options).unwrap();
         let mut checkpoints = Checkpoints::at(&directory);
         steps(&mut local, 0..2);
-        local.save(&mut checkpoints, 2).unwrap();
+        local.save(&mut checkpoints, None, 2).unwrap();
         steps(&mut local, 2..6);
-        let saving = local.start_save(&mut checkpoints, 6).unwrap();
+        let saving = local.start_save(&mut checkpoints, None, 6).unwrap();
         saving.wait().unwrap();
         bits(local.model())
     });
@@ -270,9 +272,9 @@ fn training_continues_from_a_saved_synchronisation_point(
         let mut local = LocalSgd::new(Communicator::new(transport), bag(7), options).unwrap();
         let mut seen = Vec::new();
         let mut checkpoints = Checkpoints::at(&path);
-        assert_eq!(local.load(&mut checkpoints).unwrap(), Some(6));
+        assert_eq!(local.load(&mut checkpoints, None).unwrap(), Some(6));
         seen.push(bits(local.model()));
-        local.load_step(&mut checkpoints, 2).unwrap();
+        local.load_step(&mut checkpoints, 2, None).unwrap();
         steps(&mut local, 2..6);
         seen.push(bits(local.model()));
         seen
@@ -291,9 +293,9 @@ fn ranks_are_not_saved_between_synchronisation_points() {
             LocalSgd::new(Communicator::new(transport), bag(0), LocalSgdOptions::diloco(2)).unwrap();
         let mut checkpoints = Checkpoints::at(&path);
         local.step_with(inner(0, 0)).unwrap();
-        let refused = local.save(&mut checkpoints, 1).unwrap_err().to_string();
+        let refused = local.save(&mut checkpoints, None, 1).unwrap_err().to_string();
         local.step_with(inner(0, 1)).unwrap();
-        local.save(&mut checkpoints, 2).unwrap();
+        local.save(&mut checkpoints, None, 2).unwrap();
         (refused, checkpoints.steps().unwrap())
     });
     for (refused, steps) in refused.results {
@@ -321,8 +323,8 @@ fn the_velocities_of_diloco_and_of_sgd_are_not_taken_for_each_other() {
         let [mut of_sgd, mut of_diloco] = ["sgd", "diloco"].map(|name| Checkpoints::at(path.join(name)));
         of_sgd.save(&mut ddp, Some(&sgd), 1).unwrap();
         steps(&mut local, 0..2);
-        local.save(&mut of_diloco, 2).unwrap();
-        [local.load(&mut of_sgd).unwrap_err(), of_diloco.load(&mut ddp, Some(&mut sgd)).unwrap_err()]
+        local.save(&mut of_diloco, None, 2).unwrap();
+        [local.load(&mut of_sgd, None).unwrap_err(), of_diloco.load(&mut ddp, Some(&mut sgd)).unwrap_err()]
     });
     let differ = |training: &str, checkpoint: &str| CheckpointProblem::Optimizer {
         training: training.to_owned(),
@@ -350,8 +352,10 @@ fn local_sgd_does_not_go_on_from_a_checkpoint_whose_optimizer_it_would_drop() {
         ddp.update(&mut sgd).unwrap();
         let mut checkpoints = Checkpoints::at(&path);
         checkpoints.save(&mut ddp, Some(&sgd), 1).unwrap();
-        let refused =
-            [local.load(&mut checkpoints).unwrap_err(), local.load_step(&mut checkpoints, 1).unwrap_err()];
+        let refused = [
+            local.load(&mut checkpoints, None).unwrap_err(),
+            local.load_step(&mut checkpoints, 1, None).unwrap_err(),
+        ];
         local.load_parameters(&mut checkpoints).unwrap();
         refused.map(|error| error.to_string())
     });
@@ -413,4 +417,98 @@ fn invalid_settings_on_some_ranks_are_an_error_on_all_ranks() {
     });
     let named = |result: &Result<(), Error>| matches!(result, Err(Error::OptionsDiffer { rank: 2, .. }));
     assert!(results.iter().all(named), "{results:?}");
+}
+
+/// A training by local SGD with an optimizer that has state.
+fn build(transport: sim::SimTransport, strategy: &str) -> (Box<dyn Trainer<Rows>>, AdamW) {
+    let comm = Communicator::new(transport);
+    let options = TrainerOptions::new(strategy.parse().unwrap());
+    let trainer = options.build(comm, crate::plain::model(7), PlainVectors).unwrap();
+    (trainer, AdamW::new(AdamWOptions::default()).unwrap())
+}
+
+fn two_steps(trainer: &mut dyn Trainer<Rows>, adamw: &mut AdamW) {
+    for step in 0..2 {
+        let batch = |index| {
+            let (input, target) = micro_batch(step, index);
+            Ok((input, squared_error(target)))
+        };
+        trainer.step(8, batch).unwrap();
+        trainer.update(adamw).unwrap();
+    }
+}
+
+/// Returns all state of an optimizer.
+fn state_of(adamw: &AdamW) -> String {
+    let slices = adamw.states().unwrap().iter();
+    slices.map(|(slice, state)| format!("{slice}: {:?} {:?}\n", state.arrays(), state.scalars())).collect()
+}
+
+/// Further ranks begin with the state of an earlier one.
+#[rstest]
+fn each_rank_continues_with_the_state_of_its_own_optimizer(
+    #[values("local_sgd:2", "diloco:2")] strategy: &'static str,
+    #[values((2, 2), (4, 2), (2, 4))] (before, after): (usize, usize),
+    #[values(false, true)] copied: bool,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_owned();
+    let directory = path.clone();
+    let saved = sim::run(1, before, move |transport| {
+        let (mut trainer, mut adamw) = build(transport, strategy);
+        two_steps(&mut *trainer, &mut adamw);
+        let mut checkpoints = Checkpoints::at(&directory);
+        if copied {
+            trainer.start_save(&mut checkpoints, Some(&adamw), 2).unwrap().wait().unwrap();
+        } else {
+            trainer.save(&mut checkpoints, Some(&adamw), 2).unwrap();
+        }
+        state_of(&adamw)
+    });
+    assert_ne!(saved.results[0], saved.results[1]);
+    let loaded = sim::run(1, after, move |transport| {
+        let (mut trainer, mut adamw) = build(transport, strategy);
+        assert_eq!(trainer.load(&mut Checkpoints::at(&path), Some(&mut adamw)).unwrap(), Some(2));
+        state_of(&adamw)
+    });
+    for (rank, state) in loaded.results.iter().enumerate() {
+        assert_eq!(*state, saved.results[rank % before], "rank {rank}");
+    }
+}
+
+/// All ranks of local SGD begin with the state of another strategy's optimizer. The other way round there is no one state.
+#[rstest]
+fn the_state_of_another_strategy_s_optimizer_is_that_of_all_ranks(
+    #[values("local_sgd:2", "diloco:2")] strategy: &'static str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_owned();
+    let outcome = sim::run(1, 2, move |transport| {
+        let mut comm = Communicator::new(transport);
+        let model = || crate::plain::model(7);
+        let build = |comm, strategy: &str| {
+            TrainerOptions::new(strategy.parse().unwrap()).build(comm, model(), PlainVectors).unwrap()
+        };
+        let mut ddp = build(comm.fork().unwrap(), "ddp");
+        let mut local = build(comm, strategy);
+        let [mut of_all, mut own] = [(); 2].map(|()| AdamW::new(AdamWOptions::default()).unwrap());
+        two_steps(&mut *ddp, &mut of_all);
+        let [mut of_ddp, mut of_local] = ["ddp", "local"].map(|name| Checkpoints::at(path.join(name)));
+        ddp.save(&mut of_ddp, Some(&of_all), 2).unwrap();
+        assert_eq!(local.load(&mut of_ddp, Some(&mut own)).unwrap(), Some(2));
+        assert_eq!(state_of(&own), state_of(&of_all));
+        two_steps(&mut *local, &mut own);
+        local.save(&mut of_local, Some(&own), 4).unwrap();
+        let before = state_of(&of_all);
+        let refused = ddp.load(&mut of_local, Some(&mut of_all)).unwrap_err();
+        assert_eq!(state_of(&of_all), before);
+        assert_eq!(ddp.load_parameters(&mut of_local).unwrap(), Some(4));
+        refused.to_string()
+    });
+    for refused in outcome.results {
+        assert!(
+            refused.contains("the optimizer of this training is adamw, that of the checkpoint"),
+            "{refused}"
+        );
+    }
 }

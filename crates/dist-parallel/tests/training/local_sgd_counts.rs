@@ -184,7 +184,7 @@ fn ranks_continue_with_weight_0_until_no_step_is_left(
                 Err(error) => panic!("{error}"),
             }
         }
-        let saved = match local.save(&mut Checkpoints::at(&path), 1) {
+        let saved = match local.save(&mut Checkpoints::at(&path), None, 1) {
             Ok(()) => true,
             Err(Error::Checkpoint(error))
                 if matches!(error.problem, CheckpointProblem::Diverged { rank: 1, .. }) =>

@@ -325,10 +325,10 @@ fn ranks_that_train_by_themselves_count_alike_and_differ_in_the_micro_batch() {
         }
         local.synchronise().unwrap();
         let mut checkpoints = Checkpoints::at(folder.path());
-        local.save(&mut checkpoints, 7).unwrap();
+        local.save(&mut checkpoints, None, 7).unwrap();
         local.step_with(step).unwrap();
         local.synchronise().unwrap();
-        local.load(&mut checkpoints).unwrap();
+        local.load(&mut checkpoints, None).unwrap();
         local.step_with(step).unwrap();
         local.model_mut().forward(input(0)).unwrap();
         Vec::clone(&seen.lock().unwrap())

@@ -551,6 +551,17 @@ enum Stored {
 
 /// Trains from the newest checkpoint in a directory, or from the beginning. Returns the parameters.
 fn continued(strategy: &str, directory: &Path, stored: Stored, saves: bool) -> Vec<Result<Vec<f32>>> {
+    trained(strategy, directory, stored, STEPS, saves)
+}
+
+/// Takes `steps` steps from the newest checkpoint in a directory, or from the beginning. Returns the parameters.
+fn trained(
+    strategy: &str,
+    directory: &Path,
+    stored: Stored,
+    steps: usize,
+    saves: bool,
+) -> Vec<Result<Vec<f32>>> {
     let (strategy, directory): (Strategy, _) = (strategy.parse().unwrap(), directory.to_owned());
     let ranks = if strategy == Strategy::Single { 1 } else { RANKS };
     let program = move |transport| {
@@ -563,7 +574,7 @@ fn continued(strategy: &str, directory: &Path, stored: Stored, saves: bool) -> V
             Stored::Parameters => trainer.load_parameters(&mut checkpoints)?,
         };
         let done = usize::try_from(done.unwrap_or(0)).unwrap();
-        for step in done..done + STEPS {
+        for step in done..done + steps {
             trainer.step(MICRO_BATCHES, |index| batch(step, index))?;
             match stored {
                 Stored::Optimizer => trainer.update(&mut adamw)?,
@@ -575,7 +586,7 @@ fn continued(strategy: &str, directory: &Path, stored: Stored, saves: bool) -> V
                 Stored::Optimizer => Some(&adamw),
                 Stored::Parameters => None,
             };
-            trainer.save(&mut checkpoints, optimizer, (done + STEPS) as u64)?;
+            trainer.save(&mut checkpoints, optimizer, (done + steps) as u64)?;
         }
         Training { trainer, micro_batches: 0..0, sgd }.parameters()
     };
@@ -599,6 +610,15 @@ fn check_checkpoints(stored: Stored) -> Vec<Option<&'static str>> {
         let what = format!("a checkpoint of {stored:?} with {strategy}");
         let directory = directory_in_memory();
         values_or_reason(continued(strategy, directory.path(), stored, true), &what)?;
+        let is_local = matches!(strategy.parse().unwrap(), Strategy::LocalSgd(_));
+        if is_local && stored == Stored::Optimizer {
+            // Each rank has an optimizer of its own, so the training is compared with itself.
+            let values = values_or_reason(continued(strategy, directory.path(), stored, false), &what)?;
+            let empty = directory_in_memory();
+            let whole = values_or_reason(trained(strategy, empty.path(), stored, 2 * STEPS, false), &what)?;
+            assert_eq!(values, whole, "{what}");
+            return Ok(());
+        }
         let mut values = values_or_reason(continued(strategy, begun.path(), stored, false), &what)?;
         values.push(alone(directory.path(), false));
         for values in &values {

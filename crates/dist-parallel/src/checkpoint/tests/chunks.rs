@@ -47,7 +47,8 @@ fn written(directory: &Path, lens: &[usize], files: usize) -> Index {
         .collect();
     let files = parts.iter().map(|part| part.file.clone()).collect();
     let tensors = save::merge(&infos, parts);
-    let index = Index { step: 0, steps: 0, optimizer: None, files, tensors, state: None };
+    let index =
+        Index { step: 0, steps: 0, optimizer: None, rank_optimizer: None, files, tensors, state: None };
     index.check(directory).unwrap();
     index
 }

@@ -157,6 +157,7 @@ proptest! {
             step: 0,
             steps: 0,
             optimizer: None,
+            rank_optimizer: None,
             files: files
                 .into_iter()
                 .enumerate()
