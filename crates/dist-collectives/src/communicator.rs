@@ -726,11 +726,6 @@ impl Communicator {
         Ok(())
     }
 
-    /// Returns the options of a call that begins now.
-    pub(crate) const fn options(&self) -> CallOptions<'_> {
-        CallOptions::new(&self.settings, &self.runtime)
-    }
-
     /// Creates an engine for messages of all ranks on a channel of its own. Every rank calls this.
     pub(crate) fn fork_for_messages(&mut self) -> Result<Box<Engine>> {
         let all: Vec<usize> = (0..self.world_size()).collect();

@@ -8,7 +8,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dist_transport::runtime::Task;
+use dist_transport::runtime::{Deadline, Task};
 use dist_transport::shm_group::{WordSize, WordUpdate};
 use dist_transport::{Cause, Chain, Runtime};
 
@@ -163,11 +163,11 @@ impl<M: ServedMemory> WindowService<M> {
             comm.runtime.let_time_pass();
             return Ok(self.memory().serve(request, payload).unwrap_or_default());
         }
-        let options = comm.options();
-        self.send(rank, &[&request.encode()[..], payload].concat(), &options)?;
+        let limits = (comm.settings, comm.runtime.deadline(comm.settings.timeout));
+        self.send(rank, &[&request.encode()[..], payload].concat(), limits)?;
         match request {
             WindowRequest::Put { .. } => Ok(Vec::new()),
-            _ => self.receive_reply(rank, &options),
+            _ => self.receive_reply(rank, limits),
         }
     }
 
@@ -179,14 +179,12 @@ impl<M: ServedMemory> WindowService<M> {
         comm: &mut Communicator,
     ) -> Result<(Call, M)> {
         let others: Vec<usize> = (0..self.to.len()).filter(|&rank| self.to[rank].is_some()).collect();
-        let options = comm.options();
         let end = WindowRequest::End.encode();
-        others.iter().try_for_each(|&rank| self.send(rank, &end, &options))?;
-        others.iter().try_for_each(|&rank| self.receive_reply(rank, &options).map(drop))?;
-        let due = options.due.deadline();
-        let settings = comm.settings;
-        let call =
-            comm.call(|engine, _| engine.end_epoch::<T>((len, step), &CallOptions::until(&settings, due)))?;
+        let (settings, deadline) = (comm.settings, comm.runtime.deadline(comm.settings.timeout));
+        others.iter().try_for_each(|&rank| self.send(rank, &end, (settings, deadline)))?;
+        others.iter().try_for_each(|&rank| self.receive_reply(rank, (settings, deadline)).map(drop))?;
+        let options = CallOptions::until(&settings, deadline);
+        let call = comm.call(|engine, _| engine.end_epoch::<T>((len, step), &options))?;
         // All ranks have the replies of this rank's thread, so it has ended or is about to.
         let RunningThread { task, memory } = self.running.take().expect("it has not ended");
         let own = task.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
@@ -195,16 +193,16 @@ impl<M: ServedMemory> WindowService<M> {
     }
 
     /// Sends an encoded request to the thread of another rank.
-    fn send(&mut self, rank: usize, request: &[u8], options: &CallOptions<'_>) -> Result<()> {
-        let settings = options.settings.of_child().with_tag(REQUEST);
-        let sent = self.channel(rank).send(request, rank, &options.with_settings(&settings));
+    fn send(&mut self, rank: usize, request: &[u8], (settings, due): (Settings, Deadline)) -> Result<()> {
+        let settings = settings.of_child().with_tag(REQUEST);
+        let sent = self.channel(rank).send(request, rank, &CallOptions::until(&settings, due));
         sent.map_err(|error| error.in_other_call(&self.call))
     }
 
     /// Receives a reply of the thread of another rank.
-    fn receive_reply(&mut self, rank: usize, options: &CallOptions<'_>) -> Result<Vec<u8>> {
-        let settings = options.settings.of_child().with_tag(REPLY);
-        let reply = self.channel(rank).receive_vec(Some(rank), &options.with_settings(&settings));
+    fn receive_reply(&mut self, rank: usize, (settings, due): (Settings, Deadline)) -> Result<Vec<u8>> {
+        let settings = settings.of_child().with_tag(REPLY);
+        let reply = self.channel(rank).receive_vec(Some(rank), &CallOptions::until(&settings, due));
         reply.map(|(_, reply)| reply).map_err(|error| error.in_other_call(&self.call))
     }
 

@@ -86,11 +86,6 @@ impl<'a> CallOptions<'a> {
         Self { sizes, ..self }
     }
 
-    /// Returns the same options with other settings.
-    pub(crate) fn with_settings(&self, settings: &'a Settings) -> Self {
-        Self { settings, ..self.clone() }
-    }
-
     /// Returns the type of the caller's elements, for a call that works on elements of `T`.
     #[inline(always)]
     fn element<T: Pod>(&self) -> ElementType {
