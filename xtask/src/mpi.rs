@@ -133,7 +133,9 @@ fn run_jobs(library: &Library, is_whole: bool) -> Result<(), Failure> {
     if is_whole {
         show(&mut job(library, LARGE_WORLD, &program, WHOLE_MATRIX))?;
     }
-    check_stop(&mut job(library, LARGE_WORLD, &program, &["native_stop"]))?;
+    // Two ranks have two cores in CI. MPICH's waits do not yield their cores, so with more ranks a rank that runs may seem
+    // to be stopped.
+    check_stop(&mut job(library, "2", &program, &["native_stop"]))?;
     check_death(&mut job(library, LARGE_WORLD, &program, &["death"]))
 }
 
@@ -150,7 +152,7 @@ fn check_promises(library: &Library) -> Result<(), Failure> {
 fn check_stop(job: &mut Command) -> Result<(), Failure> {
     let output = job.output().map_err(|error| Failure::Check(format!("cannot start {job:?}: {error}")))?;
     let told = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() || !told.contains("rank 3 was waited for until the deadline") {
+    if output.status.success() || !told.contains("rank 1 was waited for until the deadline") {
         return Err(Failure::Check(format!("{job:?} does not name the rank that was stopped: {told}")));
     }
     Ok(())
