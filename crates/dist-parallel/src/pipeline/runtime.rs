@@ -282,8 +282,8 @@ impl<A> Pipeline<A> {
         &self.engine.infos
     }
 
-    /// Sets forwards outside of steps and evaluations to training mode, which blocks receive as a [`Pass`]. A step
-    /// is always in training mode, an evaluation never.
+    /// Sets forwards outside of steps and evaluations to training mode, which blocks receive as a
+    /// [`Pass`](crate::model::Pass). A step is always in training mode, an evaluation never.
     pub fn train(&mut self) {
         self.engine.set_training(true);
     }
