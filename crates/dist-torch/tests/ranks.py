@@ -1,6 +1,7 @@
 """Runs a function as all ranks of a job, each in a process of its own."""
 
 import os
+import signal
 import tempfile
 import traceback
 from datetime import timedelta
@@ -47,6 +48,8 @@ def _result(rank, pipe, may_die):
 
 
 def _rank(rank, world_size, program, arguments, backend, timeout, store, pipe):
+    # A job in the background of a shell ignores SIGINT, and so would its ranks.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         store = dist.FileStore(store, world_size)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
