@@ -56,9 +56,9 @@ pub(crate) struct StepEngine<M> {
     /// This rank's stages of the model, in order. A model that is not divided into stages is one.
     pub(crate) stages: Vec<Stage<M>>,
     /// The parameters of the whole model.
-    pub(crate) infos: Vec<ParamInfo>,
+    pub(crate) model_infos: Vec<ParamInfo>,
     /// The same with the types of the master values that the optimizer updates.
-    kept: Vec<ParamInfo>,
+    master_infos: Vec<ParamInfo>,
     /// The schedule, the messages and the ties between stages. `None` if the model is not divided into stages.
     pub(crate) pipeline: Option<PipelineState>,
     agreement: Agreement,
@@ -203,11 +203,11 @@ impl<M: Params> StepEngine<M> {
             ParamInfo { dtype, ..info.clone() }
         };
         Self {
-            kept: infos.iter().map(master).collect(),
+            master_infos: infos.iter().map(master).collect(),
             groups,
             world,
             stages,
-            infos,
+            model_infos: infos,
             pipeline: None,
             agreement,
             actions,
@@ -238,7 +238,7 @@ impl<M: Params> StepEngine<M> {
     /// Returns the names of the trained parameters of this rank's stages for which no micro-batch of the last step had a
     /// gradient.
     pub(crate) fn without_gradient(&self) -> Vec<&str> {
-        without_gradient(&self.infos, |parameter| {
+        without_gradient(&self.model_infos, |parameter| {
             let Some(stage) = self.stages.iter().find(|stage| stage.range.contains(&parameter)) else {
                 return true;
             };
@@ -257,7 +257,7 @@ impl<M: Params> StepEngine<M> {
         self.check_ended()?;
         self.follow();
         let reduced = self.stages[0].plan.options.precision.reduce;
-        let summed = self.infos.iter().filter(|info| info.buffer.is_none());
+        let summed = self.model_infos.iter().filter(|info| info.buffer.is_none());
         let range = SquareRange::of(summed.map(|info| reduced.unwrap_or(info.dtype)));
         let (mut sum, rank) = (SumOfSquares::new(range), self.groups.shards.rank());
         self.stages.iter().for_each(|stage| stage.add_squares(rank, &mut sum));

@@ -9,9 +9,8 @@ use crate::{
 };
 
 impl<M: Params> Shards for StepEngine<M> {
-    #[allow(clippy::misnamed_getters, reason = "a checkpoint has the types of the master values")]
     fn infos(&self) -> &[ParamInfo] {
-        &self.kept
+        &self.master_infos
     }
 
     fn parameters(&self) -> ShardMetadata<Chunk> {
@@ -19,7 +18,7 @@ impl<M: Params> Shards for StepEngine<M> {
     }
 
     fn slices(&self) -> ShardMetadata<Slice> {
-        let trained = self.held_chunks().filter(|chunk| self.kept[chunk.parameter].trainable);
+        let trained = self.held_chunks().filter(|chunk| self.master_infos[chunk.parameter].trainable);
         self.metadata(trained.map(|chunk| Slice { number: chunk.parameter, chunk }).collect())
     }
 
@@ -27,7 +26,7 @@ impl<M: Params> Shards for StepEngine<M> {
         // Every shard has all values of the buffers, and a part of the frozen parameters.
         let (is_first_copy, is_first_shard) = (self.copies().0 == 0, self.groups.shards.rank() == 0);
         let saves = |chunk: &Chunk| {
-            let ParamInfo { trainable, buffer, .. } = &self.kept[chunk.parameter];
+            let ParamInfo { trainable, buffer, .. } = &self.master_infos[chunk.parameter];
             is_first_copy && !trainable && (is_first_shard || buffer.is_none())
         };
         self.held_chunks().filter(saves).collect()
@@ -69,10 +68,11 @@ impl<M: Params> Shards for StepEngine<M> {
     }
 
     fn check_alike(&mut self) -> Result<()> {
-        let Self { updates, world, groups: Groups { shards, replicas, .. }, kept, pipeline, .. } = self;
+        let Self { updates, world, groups: Groups { shards, replicas, .. }, master_infos, pipeline, .. } =
+            self;
         match pipeline {
-            Some(_) => updates.check(&mut [world, shards, replicas], kept),
-            None => updates.check(&mut [world], kept),
+            Some(_) => updates.check(&mut [world, shards, replicas], master_infos),
+            None => updates.check(&mut [world], master_infos),
         }
     }
 
@@ -202,7 +202,7 @@ impl<M: Params> StepEngine<M> {
         };
         let is_tied = |parameter| self.pipeline.as_ref().is_some_and(|pipeline| pipeline.is_tied(parameter));
         self.stages.iter().flat_map(of_stage).filter(move |chunk| {
-            self.kept[chunk.parameter].same_as.is_none() && (rank == 0 || !is_tied(chunk.parameter))
+            self.master_infos[chunk.parameter].same_as.is_none() && (rank == 0 || !is_tied(chunk.parameter))
         })
     }
 

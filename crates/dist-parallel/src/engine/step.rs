@@ -355,7 +355,7 @@ impl<M: Params> StepEngine<M> {
     fn steps_differ(&mut self, descriptor: StepDescriptor) -> Error {
         match self.pipeline {
             Some(_) => self.calls_differ(PipelineCall { name: "step", descriptor: Some(descriptor) }),
-            None => descriptor.differ(&mut self.world, &self.updates, &self.infos),
+            None => descriptor.differ(&mut self.world, &self.updates, &self.model_infos),
         }
     }
 

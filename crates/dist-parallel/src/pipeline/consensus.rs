@@ -78,7 +78,9 @@ impl<M: Params> StepEngine<M> {
         match calls.iter().position(|there| there[1..] != calls[0][1..]) {
             Some(at) => self.difference(calls[0], at, calls[at]),
             None => {
-                let Self { world, groups: Groups { shards, replicas, .. }, updates, infos, .. } = self;
+                let Self {
+                    world, groups: Groups { shards, replicas, .. }, updates, model_infos: infos, ..
+                } = self;
                 updates.differ(&mut [world, shards, replicas], infos)
             }
         }

@@ -73,7 +73,9 @@ impl<M: Params> StepEngine<M> {
     }
 
     fn for_each_of_stages(&mut self, f: &mut dyn FnMut(usize, Values<'_>)) -> Result<()> {
-        let Self { stages, groups, pipeline: Some(pipeline), world, infos, .. } = self else { return Ok(()) };
+        let Self { stages, groups, pipeline: Some(pipeline), world, model_infos: infos, .. } = self else {
+            return Ok(());
+        };
         stages
             .iter_mut()
             .try_for_each(|stage| stage.units().try_for_each(|unit| stage.gather(unit, groups)))?;
@@ -97,7 +99,9 @@ impl<M: Params> StepEngine<M> {
 
     /// Copies the values of each tied parameter from its first stage, and there from the first shard, to the others.
     pub(crate) fn broadcast_ties(&mut self) -> Result<()> {
-        let Self { stages, groups, pipeline: Some(pipeline), world, infos, .. } = self else { return Ok(()) };
+        let Self { stages, groups, pipeline: Some(pipeline), world, model_infos: infos, .. } = self else {
+            return Ok(());
+        };
         let rank = world.rank();
         for tie in &pipeline.ties {
             let info = &infos[tie.parameter];

@@ -263,7 +263,7 @@ impl<A> Pipeline<A> {
         let numbers = agreement::setting("the stages that a rank has", numbers);
         let settings: Vec<Setting> =
             [as_setting(self.schedule()), numbers].into_iter().chain(setting).collect();
-        let StepEngine { stages, groups, infos, .. } = &mut self.engine;
+        let StepEngine { stages, groups, model_infos: infos, .. } = &mut self.engine;
         agreement::check(comm, infos, &settings)?;
         stages.iter_mut().try_for_each(|stage| stage.broadcast(comm, groups))
     }
@@ -279,7 +279,7 @@ impl<A> Pipeline<A> {
 
     /// Returns the parameters of the whole model.
     pub fn infos(&self) -> &[ParamInfo] {
-        &self.engine.infos
+        &self.engine.model_infos
     }
 
     /// Sets forwards outside of steps and evaluations to training mode, which blocks receive as a

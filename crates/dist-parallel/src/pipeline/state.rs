@@ -173,7 +173,7 @@ impl<M: Params> StepEngine<M> {
     ) {
         let Some(PipelineState { ties, means, .. }) = &mut self.pipeline else { return };
         for (TiedSum { tie, sum, .. }, used) in sums.into_iter().zip(used) {
-            let dtype = self.infos[ties[tie].parameter].dtype;
+            let dtype = self.model_infos[ties[tie].parameter].dtype;
             means[tie] = Some(Mean::of(sum, dtype, divisor)).filter(|_| used);
         }
     }
