@@ -12,11 +12,11 @@ use crate::window_service::{ServedUpdates, WindowRequest, WindowService};
 use crate::{Buffer, Call, Communicator, Element, Error, Failed, Result, Window};
 
 /// A buffer of every rank that all ranks of a group can change directly: an epoch of updates of a [`Window`]. The rank
-/// that owns the memory takes no part in an update, and may compute meanwhile.
+/// that owns the memory does nothing for an update, and can compute at the same time.
 ///
 /// In this epoch no rank reads the buffers, except through the results of [`fetch_add`](Self::fetch_add) and
 /// [`compare_and_swap`](Self::compare_and_swap). A [fence](Self::fence) waits until all ranks have finished their
-/// updates, and begins an epoch in which ranks only read.
+/// updates. Then the ranks can read the buffers, and cannot change them.
 ///
 /// If all ranks share a host and have [allocated](Communicator::alloc) their buffers, an update is a store or an atomic
 /// instruction of the rank that makes it. Otherwise, as between hosts, each update is a message that a thread of the
@@ -168,7 +168,8 @@ impl<T: Element> UpdateWindow<T> {
         }
     }
 
-    /// Begins an epoch in which a thread of each rank serves its memory. This call of all ranks precedes it.
+    /// Begins an epoch of updates, which a thread of each rank executes in its memory. `call` is the call of all ranks that
+    /// opened the epoch.
     pub(crate) fn serve(
         mut comm: Communicator,
         buffer: Buffer<T>,
@@ -224,7 +225,7 @@ impl<T: Element> UpdateWindow<T> {
         Ok(())
     }
 
-    /// Waits until all ranks have finished their updates, and begins an epoch in which they read the same buffers. Every
+    /// Waits until all ranks have finished their updates. Then all ranks can read the buffers, and cannot change them. Every
     /// rank calls this.
     ///
     /// # Errors

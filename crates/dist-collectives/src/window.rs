@@ -9,17 +9,17 @@ use crate::window_service::{ServedReads, WindowRequest, WindowService};
 use crate::{Buffer, Call, Communicator, Element, Error, Failed, Result, UpdateWindow};
 
 /// A buffer of every rank that all ranks of a group can read, at any time. No buffer may change before all ranks have
-/// [closed](Self::close) their windows. The rank that owns the memory takes no part in a read, and may compute
-/// meanwhile.
+/// [closed](Self::close) their windows. The rank that owns the memory does nothing for a read, and can compute at
+/// the same time.
 ///
 /// If the ranks share a host and can read each other's memory, a read is one copy, and a [view](Self::view) is none.
 /// Otherwise, as between hosts, each read is a request and a reply: a thread of the owner serves it, and the elements are
 /// copied three times. Such a window costs a thread of each rank while it is open, opening and closing it are messages
-/// to all ranks, and the first request to a rank connects to it. [`can_open`](Communicator::can_open) tells before which
-/// of the two it is.
+/// to all ranks, and the first request to a rank connects to it. [`can_open`](Communicator::can_open) returns
+/// `true` if the ranks can read the memory directly.
 ///
-/// An open window is an epoch in which ranks only read. A [fence](Self::fence) ends it and begins an epoch of
-/// [updates](UpdateWindow), in which ranks only write.
+/// While a window is open, ranks can only read. A [fence](Self::fence) turns it into an [`UpdateWindow`], through which
+/// they change the buffers.
 ///
 /// A window is a collective that lasts as long as the window is open, so it uses a communicator exclusively. If a
 /// rank drops its window without closing it, the others get an error when they close their windows or read its
@@ -53,7 +53,7 @@ pub struct Window<T> {
     memory: ReadMemory<T>,
 }
 
-/// The memory of an epoch in which ranks read.
+/// The memory that ranks read.
 enum ReadMemory<T> {
     /// Memory that all ranks can read, in this call.
     Shared(Call, WindowAccess, WindowBuffer<T>),

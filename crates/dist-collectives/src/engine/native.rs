@@ -95,7 +95,7 @@ fn native_reduction(key: &CallKey) -> Option<NativeReduction> {
     Some(NativeReduction { element, op })
 }
 
-/// Returns `true` if the parts of all ranks have one size. Otherwise the count of the call is that of all parts together.
+/// Returns `true` if all ranks have parts of the same size. If their sizes differ, `key.count` is the total of all parts.
 const fn has_even_parts(key: &CallKey, element_size: usize, world_size: usize) -> bool {
     key.count.saturating_mul(world_size).saturating_mul(element_size) == key.bytes
 }

@@ -1,8 +1,8 @@
 //! Windows: memory that ranks read or change in each other's processes until all of them close it.
 //!
-//! If ranks have access to each other's memory, an epoch of a window is one call on the shared memory in which each rank
-//! signals twice: when its memory may be accessed, and when it accesses no more. The caller decides how long the epoch
-//! lasts. Other epochs begin and end with a call by messages, and threads serve the memory meanwhile.
+//! If ranks have access to each other's memory, an epoch of a window is one call in shared memory. Each rank signals
+//! twice: when its memory may be accessed, and when it makes no more accesses. The caller decides how long the epoch
+//! lasts. Without this access, an epoch begins and ends with messages, and a thread of each rank serves its memory.
 
 use dist_algos::direct::{DirectCollective, Ownership};
 use dist_transport::shm_group::{Reach, ShmGroup, WordUpdate};
