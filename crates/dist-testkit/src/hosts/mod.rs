@@ -83,6 +83,9 @@ const KEEPS_WINDOWS: &str = "/proc/sys/net/ipv4/tcp_slow_start_after_idle";
 /// Lets IPv6 addresses be used at once.
 const NO_DUPLICATE_ADDRESS_CHECK: &str = "nodad";
 
+/// The time in which the system removes killed processes.
+const KILL_MAX: Duration = Duration::from_secs(20);
+
 static MADE: AtomicU64 = AtomicU64::new(0);
 
 impl Hosts {
@@ -251,9 +254,19 @@ impl Hosts {
     /// If that fails, with the reason.
     pub fn power_off(&self, host: usize) -> Result<(), String> {
         self.disconnect(host)?;
-        let pids = run("ip", &["netns", "pids", &self.name(host)])?;
-        let pids: Vec<&str> = pids.split_whitespace().collect();
-        run("kill", &[&["-KILL"], &pids[..]].concat()).map(drop)
+        let limit = Instant::now() + KILL_MAX;
+        loop {
+            let pids = run("ip", &["netns", "pids", &self.name(host)])?;
+            let pids: Vec<&str> = pids.split_whitespace().collect();
+            if pids.is_empty() {
+                return Ok(());
+            }
+            // A process may end by itself before it is killed, or start another one.
+            let killed = run("kill", &[&["-KILL"], &pids[..]].concat());
+            if Instant::now() > limit {
+                return Err(format!("processes {pids:?} of host {host} are still there: {killed:?}"));
+            }
+        }
     }
 
     /// Drops all packets between two hosts, without an error on either side.
