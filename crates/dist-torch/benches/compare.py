@@ -7,7 +7,8 @@ The first form times operations with both backends in the same processes, in tur
 the slowest rank's time, and in brackets how many times as long Gloo took. The second form times a training step by DDP and
 by FSDP2, and shows the highest resident memory of a rank above that before it joined. Each round starts new processes
 for each backend. Set `DIST_TRANSPORT=tcp` for dist over TCP; Gloo has nothing else. Measure on a machine that does nothing
-else: the first line tells its load.
+else: the first line tells its load. The wheel must be a build for use (`maturin build --release`): that of `cargo xtask torch`
+is several times slower, and is refused.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import time
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from dist_torch import _native
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -197,6 +199,8 @@ def main():
     parser.add_argument("--train", choices=MODELS)
     parser.add_argument("--steps", type=int, default=23)
     arguments = parser.parse_args()
+    if not _native.IS_RELEASE:
+        sys.exit("this wheel of dist-torch was built for tests: build one by `maturin build --release`, and install it")
     transport = os.environ.get("DIST_TRANSPORT", "auto")
     load = os.getloadavg()[0]
     print(f"{arguments.ranks} ranks, transport {transport}, {os.cpu_count()} cores, load {load:.1f}", flush=True)

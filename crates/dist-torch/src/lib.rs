@@ -16,4 +16,8 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use crate::group::{Group, Host, PendingCall};
+
+    /// Says whether this is a build with the profile `release`. Others are several times slower.
+    #[pymodule_export]
+    const IS_RELEASE: bool = !cfg!(debug_assertions);
 }
