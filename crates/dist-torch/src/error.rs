@@ -113,6 +113,10 @@ impl From<Error> for Failure {
 
 impl From<dist_transport::Error> for Failure {
     fn from(error: dist_transport::Error) -> Self {
-        Self::failed(Chain(&error).to_string())
+        let message = Chain(&error).to_string();
+        match error {
+            dist_transport::Error::InvalidVariable { .. } => Self::arguments(message),
+            _ => Self::failed(message),
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use dist_collectives::tuning::CostCache;
 use dist_collectives::{Communicator, Config, ReduceOp};
 use dist_transport::Runtime;
-use dist_transport::process::{Coordinator, Medium, Secret};
+use dist_transport::process::{Coordinator, Secret};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
@@ -304,7 +304,7 @@ fn join(
     if let Some(secret) = parse_secret(secret)? {
         config = config.with_secret(secret);
     }
-    let config = with_environment(config)?;
+    let config = config.with_env_settings()?;
     let mut world = Communicator::join(&config)?;
     world.set_timeout(timeout);
     if world_size > 1 {
@@ -314,22 +314,6 @@ fn join(
     abort_at_interrupt(&parent);
     let messages = MessageStreams::new(Arc::clone(&parent), rank, world_size);
     Ok(Group { collectives: Stream::new(world), messages, parent, process: std::process::id() })
-}
-
-/// Applies `DIST_TRANSPORT` and `DIST_HOST_ID`.
-fn with_environment(config: Config) -> Result<Config, Failure> {
-    let config = match std::env::var("DIST_TRANSPORT").as_deref() {
-        Err(_) | Ok("" | "auto") => config,
-        Ok("tcp") => config.with_medium(Medium::Tcp),
-        Ok("shm") => config.with_medium(Medium::Shm),
-        Ok(other) => {
-            return Err(Failure::arguments(format!("DIST_TRANSPORT={other:?} is not auto, tcp or shm")));
-        }
-    };
-    Ok(match std::env::var("DIST_HOST_ID") {
-        Ok(host) if !host.is_empty() => config.with_host_id(&host),
-        _ => config,
-    })
 }
 
 /// Parses the secret of the group. An empty text is none.

@@ -125,8 +125,7 @@ impl Config {
     /// # Errors
     /// If a variable is missing or invalid.
     pub fn from_env() -> Result<Self> {
-        // A value that is not text is no valid value, and the error says so.
-        Self::from_variables(|name| env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+        Self::from_variables(from_process)
     }
 
     /// Returns `true` if the environment describes a rank of a job. Otherwise [`from_env`](Self::from_env)
@@ -159,7 +158,29 @@ impl Config {
                 }
             };
         }
-        config.host_id = variables.name("DIST_HOST_ID")?;
+        let mut config = config.with_settings(&variables)?;
+        // A launcher that hosts the coordinator has a new one for each start, and passes no epoch to it.
+        if config.host == CoordinatorHost::RankZero && variables.get("TORCHELASTIC_RESTART_COUNT").is_some() {
+            config.epoch = variables.number("TORCHELASTIC_RESTART_COUNT")?;
+        }
+        Ok(config)
+    }
+
+    /// Applies the variables that do not tell which rank this is: `DIST_HOST_ID`, `DIST_TRANSPORT`, `DIST_SHM_CMA`,
+    /// `DIST_SOCKETS_PER_PEER` and `DIST_LIVENESS`. [`from_env`](Self::from_env) reads them too. A program whose ranks find
+    /// each other in its own way calls this after [`new`](Self::new).
+    ///
+    /// # Errors
+    /// If a variable is invalid.
+    pub fn with_env_settings(self) -> Result<Self> {
+        self.with_settings(&Variables(from_process))
+    }
+
+    fn with_settings(self, variables: &Variables<impl Fn(&str) -> Option<String>>) -> Result<Self> {
+        let mut config = self;
+        if let Some(host) = variables.name("DIST_HOST_ID")? {
+            config = config.with_host_id(&host);
+        }
         if let Some(value) = variables.get("DIST_TRANSPORT") {
             let expected = "auto, tcp or shm";
             let invalid = |value| Error::InvalidVariable { name: "DIST_TRANSPORT", value, expected };
@@ -191,10 +212,6 @@ impl Config {
                 return Err(Error::InvalidVariable { name: "DIST_LIVENESS", value, expected });
             };
             config.liveness = Some(liveness);
-        }
-        // A launcher that hosts the coordinator has a new one for each start, and passes no epoch to it.
-        if config.host == CoordinatorHost::RankZero && variables.get("TORCHELASTIC_RESTART_COUNT").is_some() {
-            config.epoch = variables.number("TORCHELASTIC_RESTART_COUNT")?;
         }
         Ok(config)
     }
@@ -320,6 +337,11 @@ const fn beside_agent(port: u16) -> u16 {
 }
 
 struct Variables<F>(F);
+
+/// Returns a variable of this process. A value that is not text is no valid value, and the error says so.
+fn from_process(name: &str) -> Option<String> {
+    env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
 
 impl<F: Fn(&str) -> Option<String>> Variables<F> {
     /// Returns the names of the variables for the rank and the number of ranks, if they are set for several
@@ -470,6 +492,28 @@ mod tests {
     fn starts_are_counted_where_rank_0_hosts_the_coordinator(#[case] host: &str, #[case] epoch: u32) {
         let more = [("TORCHELASTIC_RESTART_COUNT", "3"), ("DIST_COORDINATOR", host)];
         assert_eq!(parse(&[&JOB[..], &more].concat()).unwrap().epoch, epoch);
+    }
+
+    #[test]
+    fn settings_of_the_environment_apply_to_a_configuration_of_the_program() {
+        let settings = [
+            ("DIST_HOST_ID", "left"),
+            ("DIST_TRANSPORT", "tcp"),
+            ("DIST_SHM_CMA", "read"),
+            ("DIST_SOCKETS_PER_PEER", "8"),
+            ("DIST_LIVENESS", "30"),
+            ("RANK", "1"),
+        ];
+        let get = |name: &str| {
+            let found = settings.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| (*value).to_owned())
+        };
+        let of_program = Config::new(0, 4, "127.0.0.1:29500").unwrap();
+        let config = of_program.with_settings(&Variables(get)).unwrap();
+        assert_eq!(config.host_id.as_deref(), Some("left"));
+        assert_eq!((config.medium, config.reach), (Medium::Tcp, Reach::Read));
+        assert_eq!((config.sockets_per_peer(), config.liveness), (8, Some(Duration::from_secs(30))));
+        assert_eq!(config.rank(), Rank::new(0, 4).unwrap(), "the rank is that of the program");
     }
 
     #[test]
