@@ -8,9 +8,10 @@ use std::time::Duration;
 use dist_transport::conformance::{Fabric, TransportProgram};
 use dist_transport::runtime::Task;
 use dist_transport::shm_group::Reach;
-use dist_transport::{Runtime, Transport};
+use dist_transport::{Abort, Cause, ChannelId, Fingerprint, Runtime, Transport};
 
 use crate::MpiTransport;
+use crate::records::WaitReport;
 use crate::wire::{Buffer, Completions, Packet, Tag, Wire};
 use crate::world::{CORE_WORDS, Placement, World};
 
@@ -53,21 +54,58 @@ impl Wire for MemoryWire {
     }
 }
 
-/// Starts a world of this size, with one thread per rank that owns the library.
-fn worlds(size: usize) -> Vec<Arc<World>> {
+/// Creates a world of this size. No thread owns the library, so only the test lets it work.
+fn unserved_worlds(size: usize) -> Vec<Arc<World>> {
     let inboxes: Vec<Inbox> = (0..size).map(|_| Inbox::default()).collect();
     let mut cores = [0; CORE_WORDS];
     cores[0] = 1;
     let placement = vec![Placement { host: 0, cores }; size];
-    let start = |rank| {
+    let create = |rank| {
         let wire = MemoryWire { rank, inboxes: inboxes.clone() };
-        let world = Arc::new(World::new(Box::new(wire), rank, placement.clone(), None));
+        Arc::new(World::new(Box::new(wire), rank, placement.clone(), None))
+    };
+    (0..size).map(create).collect()
+}
+
+/// Starts a world of this size, with one thread per rank that owns the library.
+fn worlds(size: usize) -> Vec<Arc<World>> {
+    let worlds = unserved_worlds(size);
+    for world in &worlds {
         let served = world.clone();
         let task = world.runtime.spawn("dist-mpi", move || assert!(served.serve())).unwrap();
         world.set_service(task);
-        world
-    };
-    (0..size).map(start).collect()
+    }
+    worlds
+}
+
+/// A timeout of rank 1 of 4, which has waited for rank 2.
+const TIMEOUT: Abort = Abort { cause: Cause::TimedOut, rank: 2, reporter: 1, call: CALL };
+const CALL: Fingerprint = Fingerprint([1; Fingerprint::SIZE]);
+
+#[test]
+fn a_rank_that_waits_for_another_one_is_not_named_if_rank_0_decides_late() {
+    let worlds = unserved_worlds(4);
+    let waits = WaitReport { waits_for: 3, calls: vec![CALL] };
+    worlds[2].report_wait(ChannelId::WORLD, Some(&waits));
+    worlds[0].progress(&mut worlds[0].lock());
+    worlds[1].propose(&mut worlds[1].lock(), TIMEOUT);
+    // On a busy machine rank 0 may get no core for this long.
+    let runtime = &worlds[1].runtime;
+    let late = runtime.deadline(Duration::from_millis(200));
+    while !runtime.expired(late) {
+        worlds[1].progress(&mut worlds[1].lock());
+        assert_eq!(worlds[1].decided(), None);
+    }
+    worlds[0].progress(&mut worlds[0].lock());
+    worlds[1].progress(&mut worlds[1].lock());
+    assert_eq!(worlds[1].decided(), Some(&Abort { rank: 3, ..TIMEOUT }));
+}
+
+#[test]
+fn rank_0_is_named_if_it_does_not_decide_about_a_timeout() {
+    let worlds = unserved_worlds(4);
+    worlds[1].propose(&mut worlds[1].lock(), TIMEOUT);
+    assert_eq!(worlds[1].await_decision(), Abort { rank: 0, ..TIMEOUT });
 }
 
 fn run(world_size: usize, program: &TransportProgram, join: fn(Arc<World>) -> Box<dyn Transport>) {

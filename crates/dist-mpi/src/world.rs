@@ -21,8 +21,9 @@ use crate::wire::{
 
 /// Bytes that a rank may send to another one on one channel before that one takes some.
 const WINDOW: usize = 8 * SEGMENT;
-/// The time that rank 0 has to decide about a proposed abort. After it, a rank decides alone.
-const DECISION: Duration = Duration::from_millis(50);
+/// The time that rank 0 has to decide about a proposed abort. After it, a rank decides alone. On a machine with fewer cores
+/// than ranks, a rank that waits may get no core for tens of milliseconds.
+const DECISION: Duration = Duration::from_secs(2);
 /// The time between two looks of the service thread if the program makes no calls.
 const LOOK: Duration = Duration::from_millis(5);
 /// The time between two looks while packets are on their way.
@@ -290,13 +291,19 @@ impl World {
     }
 
     /// Decides alone if rank 0 does not: it may have stopped.
+    ///
+    /// Only rank 0 knows the waits of all ranks. The rank that this one has waited for in vain may itself wait for rank 0, so a
+    /// timeout names rank 0.
     fn decide_if_late(&self, state: &mut State) {
         let Some(since) = state.proposed_at else { return };
         if self.abort.get().is_some() {
             state.proposed_at = None;
         } else if self.runtime.now().saturating_sub(since) > DECISION
-            && let Some(record) = self.proposed.get().cloned()
+            && let Some(mut record) = self.proposed.get().cloned()
         {
+            if record.cause == Cause::TimedOut {
+                record.rank = 0;
+            }
             self.decide(state, record);
         }
     }
