@@ -6,43 +6,43 @@ use crate::{Communicator, Error, ParamInfo, Params, Result, Values, ValuesMut};
 
 impl<M: Params> Shards for SyncedModel<'_, M> {
     fn infos(&self) -> &[ParamInfo] {
-        Shards::infos(self.0.engine())
+        Shards::infos(&self.0.engine)
     }
 
     fn parameters(&self) -> ShardMetadata<Chunk> {
-        self.0.engine().parameters()
+        self.0.engine.parameters()
     }
 
     fn slices(&self) -> ShardMetadata<Slice> {
-        self.0.engine().slices()
+        self.0.engine.slices()
     }
 
     fn untrained_to_save(&self) -> Vec<Chunk> {
-        self.0.engine().untrained_to_save()
+        self.0.engine.untrained_to_save()
     }
 
     fn unsaved(&self) -> Option<String> {
-        self.0.engine().unsaved()
+        self.0.engine.unsaved()
     }
 
     fn read(&self, chunk: Chunk, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
         match self.0.steps() {
-            0 => Shards::read(self.0.engine(), chunk, f),
+            0 => Shards::read(&self.0.engine, chunk, f),
             steps => Err(Error::NotSynchronised { steps }),
         }
     }
 
     fn write(&mut self, chunk: Chunk, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
-        Shards::write(self.0.engine_mut(), chunk, f)
+        Shards::write(&mut self.0.engine, chunk, f)
     }
 
     fn loaded(&mut self) -> Result<()> {
-        self.0.engine_mut().loaded()?;
+        self.0.engine.loaded()?;
         self.0.start_here()
     }
 
     fn steps(&self) -> u64 {
-        Shards::steps(self.0.engine())
+        Shards::steps(&self.0.engine)
     }
 
     fn set_steps(&mut self, steps: u64) {

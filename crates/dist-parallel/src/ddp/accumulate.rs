@@ -3,7 +3,6 @@
 use super::{Ddp, StepReport};
 use crate::block_range::whole;
 use crate::engine::Work;
-use crate::step_consensus::STEP;
 use crate::trainer::{with_batches, with_computation};
 use crate::{Block, BoxError, Loss, Params, Ready, Result};
 
@@ -24,7 +23,9 @@ impl<M: Params> Ddp<M> {
         micro_batches: usize,
         compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
     ) -> Result<()> {
-        with_computation(compute, |computation| self.accumulate_work(micro_batches, computation.into()))
+        with_computation(compute, |computation| {
+            self.engine.accumulate::<()>(micro_batches, computation.into())
+        })
     }
 
     /// Accumulates like [`accumulate_with`](Self::accumulate_with), for a model that is a [`Block`].
@@ -43,7 +44,7 @@ impl<M: Params> Ddp<M> {
         M: Block<A>,
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        with_batches(batch, |batches| self.accumulate_work(micro_batches, Work::of_batches(whole, batches)))
+        with_batches(batch, |batches| self.engine.accumulate(micro_batches, Work::of_batches(whole, batches)))
     }
 
     /// Computes the mean gradients of the accumulated micro-batches.
@@ -51,7 +52,6 @@ impl<M: Params> Ddp<M> {
     /// # Errors
     /// Nothing was accumulated, and the errors of [`step_with`](Self::step_with).
     pub fn synchronise(&mut self) -> Result<StepReport> {
-        self.engine.world.announce(STEP, "synchronise");
         self.engine.synchronise()
     }
 }

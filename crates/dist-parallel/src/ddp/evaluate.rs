@@ -3,7 +3,7 @@
 use super::{Ddp, StepReport};
 use crate::block_range::whole;
 use crate::engine::Work;
-use crate::trainer::{Evaluation, with_evaluation};
+use crate::trainer::with_evaluation;
 use crate::{Block, BoxError, Loss, Params, Result};
 
 impl<M: Params> Ddp<M> {
@@ -31,19 +31,8 @@ impl<M: Params> Ddp<M> {
     where
         M: Block<A>,
     {
-        with_evaluation(input, loss, |evaluation| self.evaluate_batches(micro_batches, evaluation))
-    }
-
-    /// [Evaluates](Self::evaluate) micro-batches.
-    pub(crate) fn evaluate_batches<A>(
-        &mut self,
-        micro_batches: usize,
-        evaluation: Evaluation<'_, A>,
-    ) -> Result<StepReport>
-    where
-        M: Block<A>,
-    {
-        self.engine.announce("evaluate");
-        self.engine.evaluate(micro_batches, Work::of_evaluation(whole, evaluation))
+        with_evaluation(input, loss, |evaluation| {
+            self.engine.evaluate(micro_batches, Work::of_evaluation(whole, evaluation))
+        })
     }
 }

@@ -3,7 +3,6 @@
 use super::{Ddp, StepReport};
 use crate::block_range::whole;
 use crate::engine::Work;
-use crate::step_consensus::STEP;
 use crate::trainer::{with_batches, with_computation};
 use crate::{Block, BoxError, Loss, Params, Ready, Result};
 
@@ -70,17 +69,7 @@ impl<M: Params> Ddp<M> {
         own: usize,
         compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
     ) -> Result<Option<StepReport>> {
-        with_computation(compute, |computation| self.join_work(own, computation.into()))
-    }
-
-    /// [Joins](Self::join_with) with this rank's own micro-batches.
-    pub(crate) fn join_work<A>(
-        &mut self,
-        own: usize,
-        work: Work<'_, '_, M, A>,
-    ) -> Result<Option<StepReport>> {
-        self.engine.world.announce(STEP, "join");
-        self.engine.join(own, work)
+        with_computation(compute, |computation| self.engine.join::<()>(own, computation.into()))
     }
 
     /// Joins like [`join_with`](Self::join_with), for a model that is a [`Block`], with a `batch` like that of
@@ -101,6 +90,6 @@ impl<M: Params> Ddp<M> {
         M: Block<A>,
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        with_batches(batch, |batches| self.join_work(own, Work::of_batches(whole, batches)))
+        with_batches(batch, |batches| self.engine.join(own, Work::of_batches(whole, batches)))
     }
 }

@@ -11,14 +11,12 @@ use std::time::Duration;
 use dist_collectives::Communicator;
 
 use crate::block_range::whole;
-use crate::engine::{Agreement, StepEngine, Work, delegate_shards};
+use crate::engine::{Agreement, StepEngine, Work, delegate_shards, engine_methods};
 use crate::fsdp::Precision;
-use crate::step_consensus::STEP;
 use crate::trainer::{with_batches, with_computation};
-use crate::unreported::without_gradient;
 use crate::{
-    Block, BoxError, BucketBytes, BucketHook, Error, Loss, Optimizer, Params, Pass, Ready, Result, Values,
-    agreement, mutation_check, norm, params,
+    Block, BoxError, BucketBytes, BucketHook, Error, Loss, Params, Pass, Ready, Result, Values, agreement,
+    mutation_check, norm, params,
 };
 
 /// Distributed data-parallel training (DDP).
@@ -69,7 +67,7 @@ use crate::{
 ///
 /// Accumulated gradients are then dropped, but a hook keeps its residuals. The next step can follow.
 pub struct Ddp<M> {
-    engine: StepEngine<M>,
+    pub(crate) engine: StepEngine<M>,
 }
 
 /// Settings of [`Ddp`].
@@ -187,67 +185,12 @@ impl<M: Params> Ddp<M> {
         micro_batches: usize,
         compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
     ) -> Result<StepReport> {
-        with_computation(compute, |computation| self.step_work(micro_batches, computation.into()))
-    }
-
-    /// Takes a [step](Self::step_with).
-    pub(crate) fn step_work<A>(
-        &mut self,
-        micro_batches: usize,
-        work: Work<'_, '_, M, A>,
-    ) -> Result<StepReport> {
-        self.engine.world.announce(STEP, "step");
-        self.engine.step(micro_batches, work)
-    }
-
-    /// Accumulates micro-batches.
-    pub(crate) fn accumulate_work<A>(
-        &mut self,
-        micro_batches: usize,
-        work: Work<'_, '_, M, A>,
-    ) -> Result<()> {
-        self.engine.accumulate(micro_batches, work)
+        with_computation(compute, |computation| self.engine.step::<()>(micro_batches, computation.into()))
     }
 
     /// Returns the mean gradient of a parameter, until the next computation begins. `None` if no micro-batch had one.
     pub fn gradient(&self, parameter: usize) -> Option<Values<'_>> {
         self.engine.stage().gradients.mean(parameter)
-    }
-
-    /// Returns the names of the trained parameters for which no micro-batch of the last step had a gradient on any
-    /// rank. An update leaves them unchanged. After the first step they are logged as a warning, because a block may
-    /// have forgotten to report them.
-    #[doc(alias = "find_unused_parameters")]
-    pub fn without_gradient(&self) -> Vec<&str> {
-        without_gradient(self.engine.stage().model.infos(), |parameter| {
-            self.engine.stage().gradients.mean(parameter).is_some()
-        })
-    }
-
-    /// Updates the parameters by their gradients. Parameters without a gradient stay unchanged. The number of a slice
-    /// is the index of its parameter.
-    ///
-    /// # Errors
-    /// The model does not hand out its parameters, or the optimizer fails. [`StepPanicked`](Error::StepPanicked) if a
-    /// step has panicked and no step has succeeded since.
-    pub fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
-        self.engine.update(optimizer)
-    }
-
-    /// [Updates](Self::update) the parameters if the norm of the gradients is finite, and returns `true`. Otherwise
-    /// changes nothing and returns `false`. The decision is the same on every rank.
-    ///
-    /// After [`clip_gradients`](Self::clip_gradients), which returns the norm, compare that instead.
-    ///
-    /// # Errors
-    /// The errors of [`update`](Self::update).
-    #[doc(alias = "skip_nan")]
-    pub fn update_if_finite(&mut self, optimizer: &mut dyn Optimizer) -> Result<bool> {
-        let is_finite = self.gradient_norm()?.is_finite();
-        if is_finite {
-            self.update(optimizer)?;
-        }
-        Ok(is_finite)
     }
 
     /// Calls `f` with the index and the values of each parameter, in order. Tied parameters come once, under their
@@ -261,31 +204,6 @@ impl<M: Params> Ddp<M> {
         own.map(|(parameter, _)| parameter).try_for_each(|parameter| {
             params::read(&self.engine.stage().model, parameter, &mut |values| f(parameter, values))
         })
-    }
-
-    /// Returns the Euclidean norm of all gradients as one vector. It is rounded once, so its bits do not depend on
-    /// how training is distributed. It is infinite or NaN if a gradient is.
-    ///
-    /// # Errors
-    /// [`StepPanicked`](Error::StepPanicked) if a step has panicked and no step has succeeded since.
-    pub fn gradient_norm(&mut self) -> Result<f64> {
-        self.engine.gradient_norm()
-    }
-
-    /// Scales all gradients by one factor so that their norm is at most `max`. Returns the norm before. Nothing
-    /// changes if the norm is infinite or NaN: check it before the update.
-    ///
-    /// # Errors
-    /// The errors of [`gradient_norm`](Self::gradient_norm).
-    #[doc(alias = "clip_grad_norm_")]
-    pub fn clip_gradients(&mut self, max: f64) -> Result<f64> {
-        self.engine.clip_gradients(max)
-    }
-
-    /// Scales all gradients by a factor, for example that of a [`LossScaler`](crate::optim::LossScaler). It needs no
-    /// communication. All ranks call it with the same factor, and the next step compares it.
-    pub fn scale_gradients(&mut self, factor: f64) {
-        self.engine.scale_gradients(factor);
     }
 
     /// Returns the factor by which gradients of this norm must be [scaled](crate::ValuesMut::scale) so that their
@@ -330,46 +248,9 @@ impl<M: Params> Ddp<M> {
         self.engine.passes.in_step(self.engine.micro_batches + micro_batch)
     }
 
-    /// Sets forwards outside of steps and evaluations to training mode, which blocks receive as a [`Pass`]. A step
-    /// is always in training mode, an evaluation never.
-    pub fn train(&mut self) {
-        self.engine.set_training(true);
-    }
-
-    /// Sets forwards outside of steps and evaluations to evaluation mode. Every trainer begins with it.
-    pub fn eval(&mut self) {
-        self.engine.set_training(false);
-    }
-
-    /// Returns the model.
-    pub fn model(&self) -> &M {
-        &self.engine.stage().model
-    }
-
-    /// Returns the model, for example to evaluate it. If you change its parameters, change them alike on every rank.
-    pub fn model_mut(&mut self) -> &mut M {
-        &mut self.engine.stage_mut().model
-    }
-
-    /// Returns this rank's number.
-    pub fn rank(&self) -> usize {
-        self.engine.world.rank()
-    }
-
-    /// Returns the number of ranks.
-    pub fn world_size(&self) -> usize {
-        self.engine.world.world_size()
-    }
-
-    /// Returns the communicator.
-    pub const fn communicator(&self) -> &Communicator {
-        &self.engine.world
-    }
-
-    /// Returns the communicator, for other messages between the ranks.
-    pub const fn communicator_mut(&mut self) -> &mut Communicator {
-        &mut self.engine.world
-    }
+    engine_methods!(gradients);
+    engine_methods!(mode);
+    engine_methods!(model M);
 
     /// Ends the training and returns the communicator and the model.
     pub fn into_parts(self) -> (Communicator, M) {
@@ -397,7 +278,7 @@ impl<M: Params> Ddp<M> {
         M: Block<A>,
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        with_batches(batch, |batches| self.step_work(micro_batches, Work::of_batches(whole, batches)))
+        with_batches(batch, |batches| self.engine.step(micro_batches, Work::of_batches(whole, batches)))
     }
 
     /// Runs the model forward on this rank's own input, without the other ranks, to evaluate it. Blocks are in

@@ -8,6 +8,7 @@
 mod actions;
 mod initial;
 mod interpreter;
+mod methods;
 mod round_actions;
 mod shards;
 mod stage;
@@ -21,6 +22,7 @@ use dist_collectives::{Communicator, ReduceOp};
 pub(crate) use actions::{GatherPolicy, StageUnits, StepAction, UnitOf, step_actions};
 pub(crate) use initial::{Given, InitialValues};
 pub(crate) use interpreter::{Interpreter, PassInput};
+pub(crate) use methods::engine_methods;
 pub(crate) use round_actions::RoundActions;
 #[doc(hidden)]
 pub use shards::delegate_shards;
@@ -247,8 +249,27 @@ impl<M: Params> StepEngine<M> {
         })
     }
 
+    /// Begins a call between two steps that all ranks make. The ranks of a pipeline compare it, because they use one
+    /// communicator for all of these calls.
+    fn begin_call(&mut self, name: &'static str) -> Result<()> {
+        match self.agreement {
+            _ if self.pipeline.is_some() => self.agree_to_call(name),
+            // A rank with all gradients and parameters makes the call alone.
+            Agreement::AtEnd | Agreement::OwnRank => Ok(()),
+            Agreement::BeforeRounds => {
+                self.announce(name);
+                Ok(())
+            }
+        }
+    }
+
     /// Returns the Euclidean norm of all gradients.
     pub(crate) fn gradient_norm(&mut self) -> Result<f64> {
+        self.begin_call("gradient_norm")?;
+        self.norm()
+    }
+
+    fn norm(&mut self) -> Result<f64> {
         let norm = self.try_gradient_norm();
         self.or_abort(norm)
     }
@@ -274,7 +295,8 @@ impl<M: Params> StepEngine<M> {
 
     /// Scales all gradients by one factor so that their norm is at most `max`. Returns the norm before.
     pub(crate) fn clip_gradients(&mut self, max: f64) -> Result<f64> {
-        let norm = self.gradient_norm()?;
+        self.begin_call("clip_gradients")?;
+        let norm = self.norm()?;
         self.updates.record_clipping(max);
         if let Some(factor) = norm::factor(norm, max) {
             self.scale(factor);
@@ -295,8 +317,24 @@ impl<M: Params> StepEngine<M> {
 
     /// Updates the parameters by their gradients.
     pub(crate) fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        // Without ties, the update of a pipeline needs no other rank. The next step then compares the updates.
+        match &self.pipeline {
+            Some(pipeline) if !pipeline.has_ties() => self.announce("update"),
+            _ => self.begin_call("update")?,
+        }
         let result = self.try_update(optimizer);
         self.or_abort(result)
+    }
+
+    /// Updates the parameters if the norm of the gradients is finite, and returns `true`.
+    pub(crate) fn update_if_finite(&mut self, optimizer: &mut dyn Optimizer) -> Result<bool> {
+        self.begin_call("update_if_finite")?;
+        let is_finite = self.norm()?.is_finite();
+        if is_finite {
+            let result = self.try_update(optimizer);
+            self.or_abort(result)?;
+        }
+        Ok(is_finite)
     }
 
     fn try_update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
@@ -402,14 +440,24 @@ impl<M: Params> StepEngine<M> {
         stages.iter_mut().try_for_each(|stage| stage.publish(groups, &changed))
     }
 
-    /// Calls `f` with the index and all values of each parameter, unit by unit, buffers included.
+    /// Calls `f` with the index and all values of each parameter, buffers included: unit by unit, or in order if stages
+    /// are on different ranks.
     pub(crate) fn for_each_parameter(&mut self, mut f: impl FnMut(usize, Values<'_>)) -> Result<()> {
-        let result = self.for_each_unit(|model, layout, unit| {
-            let unit = &layout.units[unit];
-            unit.sharded()
-                .chain(unit.buffers.iter().map(|buffer| buffer.parameter))
-                .try_for_each(|parameter| params::read(model, parameter, &mut |values| f(parameter, values)))
-        });
+        self.begin_call("for_each")?;
+        self.read_all(&mut f)
+    }
+
+    pub(crate) fn read_all(&mut self, f: &mut dyn FnMut(usize, Values<'_>)) -> Result<()> {
+        let result = match self.pipeline {
+            Some(_) => self.for_each_of_stages(f),
+            None => self.for_each_unit(|model, layout, unit| {
+                let unit = &layout.units[unit];
+                let mut parameters = unit.sharded().chain(unit.buffers.iter().map(|buffer| buffer.parameter));
+                parameters.try_for_each(|parameter| {
+                    params::read(model, parameter, &mut |values| f(parameter, values))
+                })
+            }),
+        };
         self.or_abort(result)
     }
 

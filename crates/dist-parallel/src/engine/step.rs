@@ -10,7 +10,7 @@ use crate::fsdp::{Groups, share};
 use crate::gradients::RoundRole;
 use crate::loss::WeightedLoss;
 use crate::pipeline::{PipelineCall, PipelineState};
-use crate::step_consensus::{StepConsensus, StepDescriptor, TrainingCall};
+use crate::step_consensus::{STEP, StepConsensus, StepDescriptor, TrainingCall};
 use crate::trainer::Computation;
 use crate::tree::sum_of;
 use crate::{BoxError, Error, Params, Result, StepReport, ValuesMut};
@@ -29,6 +29,18 @@ impl<M: Params> StepEngine<M> {
         }
     }
 
+    /// Announces a call that computes micro-batches, so that a rank in another call gets an error. Calls of kind
+    /// [`STEP`] compare their descriptors before an error can abort the job.
+    fn announce_call(&mut self, call: TrainingCall, name: &'static str) {
+        match (self.agreement, call) {
+            _ if self.pipeline.is_some() => self.announce(name),
+            (Agreement::AtEnd, TrainingCall::Evaluation) => self.announce(name),
+            // The rank makes the call alone.
+            (Agreement::OwnRank, _) | (Agreement::AtEnd, TrainingCall::Accumulate) => {}
+            (Agreement::AtEnd | Agreement::BeforeRounds, _) => self.world.announce(STEP, name),
+        }
+    }
+
     /// Returns the descriptor of a call with `micro_batches` more micro-batches.
     pub(crate) const fn descriptor(
         &self,
@@ -41,6 +53,7 @@ impl<M: Params> StepEngine<M> {
 
     /// Takes a step of `micro_batches` micro-batches of all ranks.
     pub(crate) fn step<A>(&mut self, micro_batches: usize, work: Work<'_, '_, M, A>) -> Result<StepReport> {
+        self.announce_call(TrainingCall::Step, "step");
         self.begin_to_compute();
         let descriptor = self.descriptor(TrainingCall::Step, micro_batches, work.weighted());
         self.step_of(descriptor, micro_batches, work)
@@ -66,6 +79,7 @@ impl<M: Params> StepEngine<M> {
 
     /// Joins with `own` micro-batches of this rank. Returns `None` if no rank has any.
     pub(crate) fn join<A>(&mut self, own: usize, work: Work<'_, '_, M, A>) -> Result<Option<StepReport>> {
+        self.announce_call(TrainingCall::Join, "join");
         self.begin_to_compute();
         match self.step_of(StepDescriptor::new(TrainingCall::Join, 0, work.weighted()), own, work) {
             Ok(report) => Ok(Some(report)),
@@ -76,6 +90,7 @@ impl<M: Params> StepEngine<M> {
 
     /// Computes gradients that the next step adds to its own.
     pub(crate) fn accumulate<A>(&mut self, micro_batches: usize, mut work: Work<'_, '_, M, A>) -> Result<()> {
+        self.announce_call(TrainingCall::Accumulate, "accumulate");
         self.begin_to_compute();
         let descriptor = self.descriptor(TrainingCall::Accumulate, micro_batches, work.weighted());
         let result = self.rounds(descriptor, micro_batches, &mut work);
@@ -92,6 +107,7 @@ impl<M: Params> StepEngine<M> {
 
     /// Computes the mean gradients of the accumulated micro-batches.
     pub(crate) fn synchronise(&mut self) -> Result<StepReport> {
+        self.announce_call(TrainingCall::Step, "synchronise");
         self.begin_to_compute();
         let descriptor = self.descriptor(TrainingCall::Step, 0, self.weighted);
         let nothing = Computation { weighted: self.weighted, compute: &mut |_, _, _| Ok((-0.0, 0)) };
@@ -422,6 +438,7 @@ impl<M: Params> StepEngine<M> {
         micro_batches: usize,
         mut work: Work<'_, '_, M, A>,
     ) -> Result<StepReport> {
+        self.announce_call(TrainingCall::Evaluation, "evaluate");
         let descriptor = StepDescriptor::new(TrainingCall::Evaluation, micro_batches, work.weighted());
         self.reported(|engine| {
             // If every rank gets the error, nothing has changed.
@@ -446,6 +463,7 @@ impl<M: Params> StepEngine<M> {
             None => losses.mean(&mut engine.world),
         })
     }
+
     /// Computes this rank's losses of an evaluation in rounds.
     fn evaluate_rounds<A>(
         &mut self,

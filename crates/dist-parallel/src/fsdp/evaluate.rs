@@ -2,7 +2,6 @@
 
 use super::Fsdp;
 use crate::engine::Work;
-use crate::step_consensus::STEP;
 use crate::trainer::{Evaluation, with_evaluation};
 use crate::{BoxError, Loss, Result, Sequence, StepReport};
 
@@ -57,16 +56,8 @@ impl<A> Fsdp<A> {
         input: impl FnMut(usize) -> Result<A, BoxError>,
         loss: impl FnMut(usize, A) -> Result<C, BoxError>,
     ) -> Result<StepReport> {
-        with_evaluation(input, loss, |evaluation| self.evaluate_batches(micro_batches, evaluation))
-    }
-
-    /// [Evaluates](Self::evaluate) micro-batches.
-    pub(crate) fn evaluate_batches(
-        &mut self,
-        micro_batches: usize,
-        evaluation: Evaluation<'_, A>,
-    ) -> Result<StepReport> {
-        self.engine.world.announce(STEP, "evaluate");
-        self.engine.evaluate(micro_batches, Work::of_evaluation(Sequence::block, evaluation))
+        with_evaluation(input, loss, |evaluation| {
+            self.engine.evaluate(micro_batches, Work::of_evaluation(Sequence::block, evaluation))
+        })
     }
 }

@@ -26,10 +26,12 @@ pub use options::{FsdpOptions, Precision, Reshard, ShardingStrategy, Units};
 pub(crate) use parameters::Parameters;
 pub use plan::Plan;
 
-use crate::engine::{Agreement, Given, GradientSetup, InitialValues, StepEngine, delegate_shards};
+use crate::engine::{
+    Agreement, Given, GradientSetup, InitialValues, StepEngine, delegate_shards, engine_methods,
+};
 use crate::flat::Flat;
 use crate::gradients::{GradientLayout, GradientMemory};
-use crate::{BucketHook, Error, Optimizer, Params, Result, Sequence, Values, ValuesMut, agreement, params};
+use crate::{BucketHook, Error, Params, Result, Sequence, Values, ValuesMut, agreement, params};
 
 /// Sharded data-parallel training.
 ///
@@ -71,7 +73,7 @@ use crate::{BucketHook, Error, Optimizer, Params, Result, Sequence, Values, Valu
 /// abort it: [`StepsDiffer`](Error::StepsDiffer), [`SettingsDiffer`](Error::SettingsDiffer),
 /// [`NoMicroBatches`](Error::NoMicroBatches) and [`ZeroWeight`](Error::ZeroWeight).
 pub struct Fsdp<A> {
-    engine: StepEngine<Sequence<A>>,
+    pub(crate) engine: StepEngine<Sequence<A>>,
 }
 
 impl<A> Fsdp<A> {
@@ -155,71 +157,9 @@ impl<A> Fsdp<A> {
         self.engine.gradient(parameter)
     }
 
-    /// Returns the names of the trained parameters for which no micro-batch of the last step had a gradient on any
-    /// rank. An update leaves them unchanged. After the first step they are logged as a warning, because a block may
-    /// have forgotten to report them.
-    #[doc(alias = "find_unused_parameters")]
-    pub fn without_gradient(&self) -> Vec<&str> {
-        self.engine.without_gradient()
-    }
-
-    /// Returns the Euclidean norm of all gradients as one vector. It is rounded once, so its bits do not depend on
-    /// how training is distributed. It is infinite or NaN if a gradient is. Every rank calls this, because each has a
-    /// shard of the gradients.
-    ///
-    /// # Errors
-    /// Communication fails.
-    pub fn gradient_norm(&mut self) -> Result<f64> {
-        self.engine.announce("gradient_norm");
-        self.engine.gradient_norm()
-    }
-
-    /// Scales all gradients by one factor so that their norm is at most `max`. Returns the norm before. Nothing
-    /// changes if the norm is infinite or NaN: check it before the update. Every rank calls this.
-    ///
-    /// # Errors
-    /// Communication fails.
-    #[doc(alias = "clip_grad_norm_")]
-    pub fn clip_gradients(&mut self, max: f64) -> Result<f64> {
-        self.engine.announce("clip_gradients");
-        self.engine.clip_gradients(max)
-    }
-
-    /// Scales all gradients by a factor, for example that of a [`LossScaler`](crate::optim::LossScaler). It needs no
-    /// communication. All ranks call it with the same factor, and the next step compares it.
-    pub fn scale_gradients(&mut self, factor: f64) {
-        self.engine.scale_gradients(factor);
-    }
-
-    /// Updates the parameters by their gradients. Parameters without a gradient stay unchanged. Every rank calls
-    /// this. The optimizer receives this rank's shard of each parameter as a slice, whose number is the parameter's
-    /// index, and keeps state for the shard only.
-    ///
-    /// # Errors
-    /// The optimizer or communication fails. [`StepPanicked`](Error::StepPanicked) if a step has panicked and no step
-    /// has succeeded since.
-    pub fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
-        self.engine.announce("update");
-        self.engine.update(optimizer)
-    }
-
-    /// [Updates](Self::update) the parameters if the norm of the gradients is finite, and returns `true`. Otherwise
-    /// changes nothing and returns `false`. The decision is the same on every rank. Every rank
-    /// calls this.
-    ///
-    /// After [`clip_gradients`](Self::clip_gradients), which returns the norm, compare that instead.
-    ///
-    /// # Errors
-    /// The errors of [`update`](Self::update).
-    #[doc(alias = "skip_nan")]
-    pub fn update_if_finite(&mut self, optimizer: &mut dyn Optimizer) -> Result<bool> {
-        self.engine.announce("update_if_finite");
-        let is_finite = self.engine.gradient_norm()?.is_finite();
-        if is_finite {
-            self.engine.update(optimizer)?;
-        }
-        Ok(is_finite)
-    }
+    engine_methods!(gradients);
+    engine_methods!(mode);
+    engine_methods!(model Sequence<A>);
 
     /// Sets this rank's shard of all parameters from one flat slice. It contains the shards of the parameters one
     /// after the other, in the order of the plan's units, without buffers. Every rank calls this.
@@ -249,7 +189,6 @@ impl<A> Fsdp<A> {
     /// # Errors
     /// Communication fails.
     pub fn for_each_parameter(&mut self, f: impl FnMut(usize, Values<'_>)) -> Result<()> {
-        self.engine.announce("for_each");
         self.engine.for_each_parameter(f)
     }
 
@@ -261,7 +200,7 @@ impl<A> Fsdp<A> {
     pub fn into_parts(mut self) -> Result<(Communicator, Sequence<A>)> {
         let mut whole: Vec<Option<Flat>> = self.model().infos().iter().map(|_| None).collect();
         self.engine.announce("into_parts");
-        self.engine.for_each_parameter(|parameter, values| {
+        self.engine.read_all(&mut |parameter, values| {
             let mut copy = Flat::zeros(values.dtype(), values.len());
             copy.slice_mut(0, values.len()).convert_from(values);
             whole[parameter] = Some(copy);
@@ -274,52 +213,9 @@ impl<A> Fsdp<A> {
         Ok((world, model))
     }
 
-    /// Sets forwards outside of steps and evaluations to training mode, which blocks receive as a [`Pass`](crate::model::Pass). A step
-    /// is always in training mode, an evaluation never.
-    pub fn train(&mut self) {
-        self.engine.set_training(true);
-    }
-
-    /// Sets forwards outside of steps and evaluations to evaluation mode. Every trainer begins with it.
-    pub fn eval(&mut self) {
-        self.engine.set_training(false);
-    }
-
-    /// Returns the model. Its parameters may be freed.
-    pub fn model(&self) -> &Sequence<A> {
-        &self.engine.stage().model
-    }
-
-    /// Returns the model, for example to change a setting of its blocks. If you change parameters, change them alike
-    /// on every rank, and only those that the strategy does not shard.
-    pub fn model_mut(&mut self) -> &mut Sequence<A> {
-        &mut self.engine.stage_mut().model
-    }
-
     /// Returns the plan of the training.
     pub fn plan(&self) -> &Plan {
         &self.engine.stage().plan
-    }
-
-    /// Returns this rank's number.
-    pub fn rank(&self) -> usize {
-        self.engine.world.rank()
-    }
-
-    /// Returns the number of ranks.
-    pub fn world_size(&self) -> usize {
-        self.engine.world.world_size()
-    }
-
-    /// Returns the communicator.
-    pub const fn communicator(&self) -> &Communicator {
-        &self.engine.world
-    }
-
-    /// Returns the communicator, for other messages between the ranks. If you set its timeout or reduction order,
-    /// every later call of this training uses it.
-    pub const fn communicator_mut(&mut self) -> &mut Communicator {
-        &mut self.engine.world
     }
 }
 

@@ -2,8 +2,7 @@
 
 use super::Fsdp;
 use crate::engine::{Stage, StepAction, StepEngine, Work};
-use crate::step_consensus::STEP;
-use crate::trainer::{Batches, with_batches};
+use crate::trainer::with_batches;
 use crate::{BoxError, Error, Loss, Result, Sequence, StepReport};
 
 impl<A> Fsdp<A> {
@@ -29,26 +28,9 @@ impl<A> Fsdp<A> {
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        with_batches(batch, |batches| self.step_batches(micro_batches, batches))
-    }
-
-    /// Takes a [step](Self::step).
-    pub(crate) fn step_batches(
-        &mut self,
-        micro_batches: usize,
-        batches: Batches<'_, A>,
-    ) -> Result<StepReport> {
-        self.step_work(micro_batches, Work::of_batches(Sequence::block, batches))
-    }
-
-    /// Takes a step of this work.
-    pub(crate) fn step_work<B>(
-        &mut self,
-        micro_batches: usize,
-        work: Work<'_, '_, Sequence<A>, B>,
-    ) -> Result<StepReport> {
-        self.engine.world.announce(STEP, "step");
-        self.engine.step(micro_batches, work)
+        with_batches(batch, |batches| {
+            self.engine.step(micro_batches, Work::of_batches(Sequence::block, batches))
+        })
     }
 
     /// Computes the mean gradients of the micro-batches that the ranks have, accumulated ones included: `own` on this
@@ -73,13 +55,7 @@ impl<A> Fsdp<A> {
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        with_batches(batch, |batches| self.join_batches(own, batches))
-    }
-
-    /// [Joins](Self::join) with this rank's own micro-batches.
-    pub(crate) fn join_batches(&mut self, own: usize, batches: Batches<'_, A>) -> Result<Option<StepReport>> {
-        self.engine.world.announce(STEP, "join");
-        self.engine.join(own, Work::of_batches(Sequence::block, batches))
+        with_batches(batch, |batches| self.engine.join(own, Work::of_batches(Sequence::block, batches)))
     }
 
     /// Computes gradients that the next step adds to its own. If gradients are sharded, each rank keeps its shard of
@@ -102,13 +78,9 @@ impl<A> Fsdp<A> {
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        with_batches(batch, |batches| self.accumulate_batches(micro_batches, batches))
-    }
-
-    /// [Accumulates](Self::accumulate) micro-batches.
-    pub(crate) fn accumulate_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<()> {
-        self.engine.world.announce(STEP, "accumulate");
-        self.engine.accumulate(micro_batches, Work::of_batches(Sequence::block, batches))
+        with_batches(batch, |batches| {
+            self.engine.accumulate(micro_batches, Work::of_batches(Sequence::block, batches))
+        })
     }
 
     /// Computes the mean gradients of the accumulated micro-batches.
@@ -116,7 +88,6 @@ impl<A> Fsdp<A> {
     /// # Errors
     /// Nothing was accumulated, and the errors of [`step`](Self::step).
     pub fn synchronise(&mut self) -> Result<StepReport> {
-        self.engine.world.announce(STEP, "synchronise");
         self.engine.synchronise()
     }
 

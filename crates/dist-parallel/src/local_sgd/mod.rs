@@ -14,7 +14,7 @@ pub(crate) use checkpoint::SyncedModel;
 
 use self::weight::{RankWeight, StepWeights};
 use crate::block_range::whole;
-use crate::engine::{Agreement, StepEngine, Work};
+use crate::engine::{Agreement, StepEngine, Work, engine_methods};
 use crate::flat::Flat;
 use crate::fsdp::Precision;
 use crate::loss::WeightedLoss;
@@ -84,7 +84,7 @@ use crate::{
 /// with DiLoCo the velocity. Each rank can save the state of its own optimizer with it.
 pub struct LocalSgd<M> {
     /// The model and this rank's own gradients and updates.
-    engine: StepEngine<M>,
+    pub(crate) engine: StepEngine<M>,
     options: LocalSgdOptions,
     plan: BucketPlan,
     /// For each bucket, the parameters of the last synchronisation point (DiLoCo only).
@@ -507,15 +507,6 @@ impl<M: Params> LocalSgd<M> {
         Ok(is_finite)
     }
 
-    /// Returns this rank's own training.
-    pub(crate) const fn engine(&self) -> &StepEngine<M> {
-        &self.engine
-    }
-
-    pub(crate) const fn engine_mut(&mut self) -> &mut StepEngine<M> {
-        &mut self.engine
-    }
-
     pub(crate) const fn options(&self) -> LocalSgdOptions {
         self.options
     }
@@ -541,41 +532,13 @@ impl<M: Params> LocalSgd<M> {
         self.traffic
     }
 
-    /// Sets forwards outside of steps and evaluations to training mode, which blocks receive as a
-    /// [`Pass`](crate::model::Pass). A step is always in training mode, an evaluation never.
-    pub fn train(&mut self) {
-        self.engine.set_training(true);
-    }
-
-    /// Sets forwards outside of steps and evaluations to evaluation mode. Every trainer begins with it.
-    pub fn eval(&mut self) {
-        self.engine.set_training(false);
-    }
+    engine_methods!(mode);
+    engine_methods!(model M);
 
     /// Continues after this number of steps.
     pub(crate) fn set_steps(&mut self, steps: u64) {
         self.steps_before = steps;
         Shards::set_steps(&mut self.engine, steps);
-    }
-
-    /// Returns the model.
-    pub fn model(&self) -> &M {
-        &self.engine.stage().model
-    }
-
-    /// Returns the model, to evaluate it.
-    pub fn model_mut(&mut self) -> &mut M {
-        &mut self.engine.stage_mut().model
-    }
-
-    /// Returns the communicator.
-    pub const fn communicator(&self) -> &Communicator {
-        &self.engine.world
-    }
-
-    /// Returns the communicator, for other messages between the ranks.
-    pub const fn communicator_mut(&mut self) -> &mut Communicator {
-        &mut self.engine.world
     }
 
     /// Ends the training and returns the communicator and the model.

@@ -6,7 +6,7 @@ use crate::engine::{AssignedMicroBatch, StepEngine, Work};
 use crate::evaluation::{EvaluationLosses, mean};
 use crate::fsdp::{Groups, share};
 use crate::gradients::RoundRole;
-use crate::trainer::{Evaluation, with_evaluation};
+use crate::trainer::with_evaluation;
 use crate::{BoxError, Error, Loss, Params, Result, Sequence, StepReport};
 
 impl<A> Pipeline<A> {
@@ -49,19 +49,10 @@ impl<A> Pipeline<A> {
         input: impl FnMut(usize) -> Result<A, BoxError>,
         loss: impl FnMut(usize, A) -> Result<C, BoxError>,
     ) -> Result<StepReport> {
-        with_evaluation(input, loss, |evaluation| self.evaluate_batches(micro_batches, evaluation))
-    }
-
-    /// [Evaluates](Self::evaluate) micro-batches.
-    pub(crate) fn evaluate_batches(
-        &mut self,
-        micro_batches: usize,
-        evaluation: Evaluation<'_, A>,
-    ) -> Result<StepReport> {
-        let Self { engine, activations } = self;
-        engine.announce("evaluate");
-        let work = Work::of_evaluation(Sequence::block, evaluation).with_activations(&**activations);
-        engine.evaluate(micro_batches, work)
+        with_evaluation(input, loss, |evaluation| {
+            let work = Work::of_evaluation(Sequence::block, evaluation);
+            self.engine.evaluate(micro_batches, work.with_activations(&*self.activations))
+        })
     }
 }
 

@@ -8,50 +8,13 @@ use crate::flat::Flat;
 use crate::{Optimizer, Params, Result, Values, params};
 
 impl<A> Pipeline<A> {
-    /// Updates this rank's parameters by their gradients. Parameters without a gradient stay unchanged. The number of
-    /// a slice is the parameter's index in the whole model. A parameter of several stages is updated by the rank of
-    /// the first stage, which sends it to the others.
-    ///
-    /// # Errors
-    /// The model does not hand out its parameters, or the optimizer or communication fails.
-    /// [`StepPanicked`](crate::Error::StepPanicked) if a step has panicked and no step has succeeded since.
-    pub fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
-        // Without ties, an update needs no other rank. The next step then compares the updates.
-        if self.state().ties.is_empty() {
-            self.engine.announce("update")
-        } else {
-            self.engine.agree_to_call("update")?
-        }
-        self.engine.update(optimizer)
-    }
-
-    /// [Updates](Self::update) the parameters if the norm of the gradients is finite, and returns `true`. Otherwise
-    /// changes nothing and returns `false`. The decision is the same on every rank. Every rank of
-    /// all pipelines calls this.
-    ///
-    /// After [`clip_gradients`](Self::clip_gradients), which returns the norm, compare that instead.
-    ///
-    /// # Errors
-    /// The errors of [`update`](Self::update).
-    #[doc(alias = "skip_nan")]
-    pub fn update_if_finite(&mut self, optimizer: &mut dyn Optimizer) -> Result<bool> {
-        self.engine.agree_to_call("update_if_finite")?;
-        let is_finite = self.engine.gradient_norm()?.is_finite();
-        if is_finite {
-            self.engine.update(optimizer)?;
-        }
-        Ok(is_finite)
-    }
-
     /// Calls `f` on every rank with every parameter of the whole model, in order, wherever it lies. Tied parameters
     /// come once.
     ///
     /// # Errors
     /// A model does not hand out its parameters, or communication fails.
-    pub fn for_each_parameter(&mut self, mut f: impl FnMut(usize, Values<'_>)) -> Result<()> {
-        self.engine.agree_to_call("for_each")?;
-        let result = self.engine.for_each_of_stages(&mut f);
-        self.engine.or_abort(result)
+    pub fn for_each_parameter(&mut self, f: impl FnMut(usize, Values<'_>)) -> Result<()> {
+        self.engine.for_each_parameter(f)
     }
 }
 
@@ -72,7 +35,8 @@ impl<M: Params> StepEngine<M> {
         Ok(())
     }
 
-    fn for_each_of_stages(&mut self, f: &mut dyn FnMut(usize, Values<'_>)) -> Result<()> {
+    /// Calls `f` on every rank with every parameter of the whole model.
+    pub(crate) fn for_each_of_stages(&mut self, f: &mut dyn FnMut(usize, Values<'_>)) -> Result<()> {
         let Self { stages, groups, pipeline: Some(pipeline), world, model_infos: infos, .. } = self else {
             return Ok(());
         };

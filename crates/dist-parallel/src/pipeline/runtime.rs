@@ -12,7 +12,7 @@ use super::ties::{self, Tie};
 use super::{PipelineSchedule, PipelineState, Span, Timeline};
 use crate::abort::or_abort;
 use crate::agreement::Setting;
-use crate::engine::{Agreement, RoundActions, Stage, StepEngine, delegate_shards};
+use crate::engine::{Agreement, RoundActions, Stage, StepEngine, delegate_shards, engine_methods};
 use crate::fsdp::{Groups, Precision};
 use crate::hook_worker::HookWorker;
 use crate::{
@@ -62,8 +62,8 @@ use crate::{
 /// in evaluations [`NoMicroBatches`](Error::NoMicroBatches) and [`NoSchedule`](Error::NoSchedule), and in joins
 /// [`JoinsDiffer`](Error::JoinsDiffer) and [`JoinedMicroBatches`](Error::JoinedMicroBatches).
 pub struct Pipeline<A> {
-    pub(super) engine: StepEngine<Sequence<A>>,
-    pub(super) activations: Box<dyn Activations<A>>,
+    pub(crate) engine: StepEngine<Sequence<A>>,
+    pub(crate) activations: Box<dyn Activations<A>>,
 }
 
 impl<A> Pipeline<A> {
@@ -282,16 +282,8 @@ impl<A> Pipeline<A> {
         &self.engine.model_infos
     }
 
-    /// Sets forwards outside of steps and evaluations to training mode, which blocks receive as a
-    /// [`Pass`](crate::model::Pass). A step is always in training mode, an evaluation never.
-    pub fn train(&mut self) {
-        self.engine.set_training(true);
-    }
-
-    /// Sets forwards outside of steps and evaluations to evaluation mode. Every trainer begins with it.
-    pub fn eval(&mut self) {
-        self.engine.set_training(false);
-    }
+    engine_methods!(gradients);
+    engine_methods!(mode);
 
     /// Returns the schedule.
     pub const fn schedule(&self) -> &PipelineSchedule {
@@ -316,17 +308,6 @@ impl<A> Pipeline<A> {
         self.state().kept_most
     }
 
-    /// Returns the communicator between the stages.
-    pub const fn communicator(&self) -> &Communicator {
-        &self.engine.world
-    }
-
-    /// Returns the communicator between the stages, for other messages between the ranks. If you set its timeout or
-    /// reduction order, every later call uses it, also between pipelines.
-    pub const fn communicator_mut(&mut self) -> &mut Communicator {
-        &mut self.engine.world
-    }
-
     /// Returns the micro-batches that this pipeline computes in a step, of those of all pipelines.
     pub fn share(&self) -> Range<usize> {
         let (count, (pipeline, _)) = (self.schedule().micro_batches(), self.engine.replica());
@@ -347,43 +328,6 @@ impl<A> Pipeline<A> {
             return None;
         }
         stage.gradients.mean(parameter - stage.range.start)
-    }
-
-    /// Returns the names of the trained parameters of this rank's stages for which no micro-batch of the last step
-    /// had a gradient in any pipeline. An update leaves them unchanged. The rank of the first stage reports a
-    /// parameter of several stages. After the first step the names are logged as a warning, because a block may have
-    /// forgotten to report them.
-    #[doc(alias = "find_unused_parameters")]
-    pub fn without_gradient(&self) -> Vec<&str> {
-        self.engine.without_gradient()
-    }
-
-    /// Returns the Euclidean norm of all gradients as one vector. It is rounded once, so its bits do not depend on
-    /// how training is distributed. It is infinite or NaN if a gradient is. Every rank calls this, because each has
-    /// the gradients of its stages.
-    ///
-    /// # Errors
-    /// Communication fails.
-    pub fn gradient_norm(&mut self) -> Result<f64> {
-        self.engine.agree_to_call("gradient_norm")?;
-        self.engine.gradient_norm()
-    }
-
-    /// Scales all gradients by one factor so that their norm is at most `max`. Returns the norm before. Nothing
-    /// changes if the norm is infinite or NaN: check it before the update. Every rank calls this.
-    ///
-    /// # Errors
-    /// Communication fails.
-    #[doc(alias = "clip_grad_norm_")]
-    pub fn clip_gradients(&mut self, max: f64) -> Result<f64> {
-        self.engine.agree_to_call("clip_gradients")?;
-        self.engine.clip_gradients(max)
-    }
-
-    /// Scales all gradients by a factor, for example that of a [`LossScaler`](crate::optim::LossScaler). It needs no
-    /// communication. All ranks call it with the same factor, and the next step compares it.
-    pub fn scale_gradients(&mut self, factor: f64) {
-        self.engine.scale_gradients(factor);
     }
 
     /// Returns the times of all computations of the last step on every rank of this pipeline, relative to the start

@@ -47,6 +47,11 @@ pub(crate) struct TiedSum {
 }
 
 impl PipelineState {
+    /// Returns `true` if a parameter belongs to several stages.
+    pub(crate) const fn has_ties(&self) -> bool {
+        !self.ties.is_empty()
+    }
+
     pub(super) fn new(
         comm: &mut Communicator,
         schedule: PipelineSchedule,

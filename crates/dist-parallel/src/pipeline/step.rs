@@ -1,11 +1,10 @@
 //! The micro-batches of a step or an accumulation of a pipeline.
 
-use super::{Pipeline, ties};
+use super::{Activations, Pipeline, ties};
 use crate::engine::{AssignedMicroBatch, StepAction, StepEngine, Work};
 use crate::fsdp::Groups;
 use crate::gradients::RoundRole;
-use crate::loss::WeightedLoss;
-use crate::{BoxError, Error, Loss, Params, Result, StepDescriptor, StepReport, TrainingCall};
+use crate::{BoxError, Loss, Params, Result, Sequence, StepReport, TrainingCall};
 
 impl<A> Pipeline<A> {
     /// Computes the mean gradients of the schedule's micro-batches, over all pipelines.
@@ -26,24 +25,11 @@ impl<A> Pipeline<A> {
     /// aborted.
     pub fn step<C: Loss>(
         &mut self,
-        mut input: impl FnMut(usize) -> Result<A, BoxError>,
-        mut loss: impl FnMut(usize, A) -> Result<(C, A), BoxError>,
-    ) -> Result<StepReport> {
-        let mut loss =
-            |index, output| loss(index, output).map(|(loss, gradient)| (loss.weighted(), gradient));
-        self.step_micro_batches(C::WEIGHTED, &mut input, &mut loss)
-    }
-
-    /// Takes a [step](Self::step). `weighted` is `true` if the losses have weights.
-    pub(crate) fn step_micro_batches(
-        &mut self,
-        weighted: bool,
-        input: &mut dyn FnMut(usize) -> Result<A, BoxError>,
-        loss: &mut dyn FnMut(usize, A) -> Result<(WeightedLoss, A), BoxError>,
+        input: impl FnMut(usize) -> Result<A, BoxError>,
+        loss: impl FnMut(usize, A) -> Result<(C, A), BoxError>,
     ) -> Result<StepReport> {
         let Self { engine, activations } = self;
-        engine.announce("step");
-        engine.step(engine.scheduled(), Work::of_stages(weighted, input, loss, &**activations))
+        with_stages(&**activations, input, loss, |work| engine.step(engine.scheduled(), work))
     }
 
     /// Computes the mean gradients of the micro-batches that the pipelines have, accumulated ones included: `own` in this
@@ -63,25 +49,11 @@ impl<A> Pipeline<A> {
     pub fn join<C: Loss>(
         &mut self,
         own: usize,
-        mut input: impl FnMut(usize) -> Result<A, BoxError>,
-        mut loss: impl FnMut(usize, A) -> Result<(C, A), BoxError>,
-    ) -> Result<Option<StepReport>> {
-        let mut loss =
-            |index, output| loss(index, output).map(|(loss, gradient)| (loss.weighted(), gradient));
-        self.join_micro_batches(own, C::WEIGHTED, &mut input, &mut loss)
-    }
-
-    /// [Joins](Self::join) with this pipeline's own micro-batches. `weighted` is `true` if the losses have weights.
-    pub(crate) fn join_micro_batches(
-        &mut self,
-        own: usize,
-        weighted: bool,
-        input: &mut dyn FnMut(usize) -> Result<A, BoxError>,
-        loss: &mut dyn FnMut(usize, A) -> Result<(WeightedLoss, A), BoxError>,
+        input: impl FnMut(usize) -> Result<A, BoxError>,
+        loss: impl FnMut(usize, A) -> Result<(C, A), BoxError>,
     ) -> Result<Option<StepReport>> {
         let Self { engine, activations } = self;
-        engine.announce("join");
-        engine.join(own, Work::of_stages(weighted, input, loss, &**activations))
+        with_stages(&**activations, input, loss, |work| engine.join(own, work))
     }
 
     /// Computes gradients that the next step adds to its own, of as many micro-batches as the schedule has.
@@ -96,32 +68,23 @@ impl<A> Pipeline<A> {
     #[doc(alias = "no_sync")]
     pub fn accumulate<C: Loss>(
         &mut self,
-        mut input: impl FnMut(usize) -> Result<A, BoxError>,
-        mut loss: impl FnMut(usize, A) -> Result<(C, A), BoxError>,
-    ) -> Result<()> {
-        let mut loss =
-            |index, output| loss(index, output).map(|(loss, gradient)| (loss.weighted(), gradient));
-        self.accumulate_micro_batches(C::WEIGHTED, &mut input, &mut loss)
-    }
-
-    /// [Accumulates](Self::accumulate) micro-batches. `weighted` is `true` if the losses have weights.
-    pub(crate) fn accumulate_micro_batches(
-        &mut self,
-        weighted: bool,
-        input: &mut dyn FnMut(usize) -> Result<A, BoxError>,
-        loss: &mut dyn FnMut(usize, A) -> Result<(WeightedLoss, A), BoxError>,
+        input: impl FnMut(usize) -> Result<A, BoxError>,
+        loss: impl FnMut(usize, A) -> Result<(C, A), BoxError>,
     ) -> Result<()> {
         let Self { engine, activations } = self;
-        engine.announce("accumulate");
-        engine.accumulate(engine.scheduled(), Work::of_stages(weighted, input, loss, &**activations))
+        with_stages(&**activations, input, loss, |work| engine.accumulate(engine.scheduled(), work))
     }
 }
 
-impl<A> Pipeline<A> {
-    /// Returns the error of a call with another number of micro-batches than the schedule has.
-    pub(crate) fn refuse_step(&mut self, requested: StepDescriptor) -> Error {
-        self.engine.refuse_step(requested)
-    }
+/// Calls `f` with steps whose losses have their weights.
+fn with_stages<A, C: Loss, T>(
+    activations: &dyn Activations<A>,
+    mut input: impl FnMut(usize) -> Result<A, BoxError>,
+    mut loss: impl FnMut(usize, A) -> Result<(C, A), BoxError>,
+    f: impl FnOnce(Work<'_, '_, Sequence<A>, A>) -> T,
+) -> T {
+    let mut loss = |index, output| loss(index, output).map(|(loss, gradient)| (loss.weighted(), gradient));
+    f(Work::of_stages(C::WEIGHTED, &mut input, &mut loss, activations))
 }
 
 impl<M: Params> StepEngine<M> {

@@ -4,28 +4,19 @@ use std::path::Path;
 
 use dist_collectives::Communicator;
 
+use super::methods::trainer_methods;
 use super::{Batches, Computation, Evaluation, Strategy, Trainer};
 use crate::block_range::whole;
 use crate::checkpoint::{Checkpoints, Saving, Shards, WeightOptions, WeightReport};
 use crate::engine::Work;
 use crate::local_sgd::{LocalSgd, OuterStep};
-use crate::{Error, Optimizer, OptimizerState, ParamInfo, Params, Result, Sequence, StepReport, Values};
+use crate::{Error, Optimizer, OptimizerState, Result, Sequence, StepReport, Values};
 
 impl<A: 'static> Trainer<A> for LocalSgd<Sequence<A>> {
+    trainer_methods!(model);
+
     fn strategy(&self) -> Strategy {
         Strategy::LocalSgd(self.options())
-    }
-
-    fn infos(&self) -> &[ParamInfo] {
-        self.model().infos()
-    }
-
-    fn communicator(&self) -> &Communicator {
-        self.communicator()
-    }
-
-    fn communicator_mut(&mut self) -> &mut Communicator {
-        self.communicator_mut()
     }
 
     fn step_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<StepReport> {
@@ -37,7 +28,7 @@ impl<A: 'static> Trainer<A> for LocalSgd<Sequence<A>> {
         micro_batches: usize,
         computation: Computation<'_, Sequence<A>>,
     ) -> Result<StepReport> {
-        self.step_work(micro_batches, computation.into())
+        self.step_work::<()>(micro_batches, computation.into())
     }
 
     fn accumulate_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<()> {
@@ -64,44 +55,12 @@ impl<A: 'static> Trainer<A> for LocalSgd<Sequence<A>> {
         self.update_if_finite(optimizer)
     }
 
-    fn gradient_norm(&mut self) -> Result<f64> {
-        self.engine_mut().gradient_norm()
-    }
-
-    fn clip_gradients(&mut self, max: f64) -> Result<f64> {
-        self.engine_mut().clip_gradients(max)
-    }
-
-    fn scale_gradients(&mut self, factor: f64) {
-        self.engine_mut().scale_gradients(factor);
-    }
-
-    fn without_gradient(&self) -> Vec<&str> {
-        self.engine().without_gradient()
-    }
-
     fn for_each_parameter(&mut self, f: &mut dyn FnMut(usize, Values<'_>)) -> Result<()> {
-        self.engine_mut().for_each_parameter(f)
+        self.engine.for_each_parameter(f)
     }
 
     fn synchronise_parameters(&mut self) -> Result<()> {
         if self.steps() == 0 { Ok(()) } else { self.synchronise().map(drop) }
-    }
-
-    fn train(&mut self) {
-        self.train();
-    }
-
-    fn eval(&mut self) {
-        self.eval();
-    }
-
-    fn model(&self) -> Result<&Sequence<A>> {
-        Ok(self.model())
-    }
-
-    fn model_mut(&mut self) -> Result<&mut Sequence<A>> {
-        Ok(self.model_mut())
     }
 
     fn shards(&mut self) -> Result<&mut dyn Shards> {

@@ -5,6 +5,7 @@
 mod batches;
 mod data_parallel;
 mod local;
+mod methods;
 mod options;
 mod pipeline;
 mod sharded;

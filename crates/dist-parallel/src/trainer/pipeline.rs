@@ -6,14 +6,14 @@ use std::ops::Range;
 
 use dist_collectives::Communicator;
 
-use super::{BatchFn, Batches, Computation, Evaluation, StageCopies, Strategy, Trainer};
+use super::methods::trainer_methods;
+use super::{Batches, Computation, Evaluation, StageCopies, Strategy, Trainer};
 use crate::checkpoint::Shards;
+use crate::engine::{StepEngine, Work};
 use crate::fsdp::{Precision, follow};
-use crate::loss::WeightedLoss;
 use crate::pipeline::{Activations, Pipeline, ScheduleKind, split_into_stages};
 use crate::{
-    BoxError, BucketHook, Error, Optimizer, ParamInfo, Result, Sequence, StepDescriptor, StepReport,
-    TrainingCall, Values,
+    BucketHook, Error, Optimizer, Result, Sequence, StepDescriptor, StepReport, TrainingCall, Values,
 };
 
 /// One pipeline of all ranks, or several pipelines of neighbouring ranks.
@@ -93,11 +93,30 @@ impl<A> PipelineTrainer<A> {
         &mut self.pipeline
     }
 
-    /// Returns the pipeline for a call with as many micro-batches as its schedule has.
-    fn scheduled(&mut self, descriptor: StepDescriptor) -> Result<&mut Pipeline<A>> {
-        let fits = descriptor.micro_batches == self.micro_batches;
-        let pipeline = self.following();
-        if fits { Ok(pipeline) } else { Err(pipeline.refuse_step(descriptor)) }
+    /// Calls `f` with the pipeline's engine and with the computation of these micro-batches.
+    fn with_work<T>(
+        &mut self,
+        batches: Batches<'_, A>,
+        f: impl FnOnce(&mut StepEngine<Sequence<A>>, Work<'_, '_, Sequence<A>, A>) -> T,
+    ) -> T {
+        // Another rank calls the function of the loss than that of the input.
+        let (weighted, next) = (batches.weighted, RefCell::new(batches.next));
+        let mut input = |index| Ok(next.borrow_mut()(index)?.0);
+        let mut loss = |index, output| {
+            let (_, loss) = next.borrow_mut()(index)?;
+            loss(output)
+        };
+        let Pipeline { engine, activations } = self.following();
+        f(engine, Work::of_stages(weighted, &mut input, &mut loss, &**activations))
+    }
+
+    /// Returns an error unless a call has as many micro-batches as the schedule.
+    fn check_scheduled(&mut self, call: TrainingCall, micro_batches: usize, weighted: bool) -> Result<()> {
+        if micro_batches == self.micro_batches {
+            return Ok(());
+        }
+        let requested = StepDescriptor::new(call, micro_batches, weighted);
+        Err(self.following().engine.refuse_step(requested))
     }
 
     fn not_with_pipelines(&self, feature: &'static str, reason: &'static str) -> Error {
@@ -106,12 +125,10 @@ impl<A> PipelineTrainer<A> {
 }
 
 impl<A: 'static> Trainer<A> for PipelineTrainer<A> {
+    trainer_methods!(gradients, |this| this.pipeline.engine, this.following().engine);
+
     fn strategy(&self) -> Strategy {
         self.strategy
-    }
-
-    fn infos(&self) -> &[ParamInfo] {
-        self.pipeline.infos()
     }
 
     fn communicator(&self) -> &Communicator {
@@ -123,9 +140,8 @@ impl<A: 'static> Trainer<A> for PipelineTrainer<A> {
     }
 
     fn step_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<StepReport> {
-        let (weighted, next) = (batches.weighted, RefCell::new(batches.next));
-        let descriptor = StepDescriptor::new(TrainingCall::Step, micro_batches, weighted);
-        self.scheduled(descriptor)?.step_micro_batches(weighted, &mut input_of(&next), &mut loss_of(&next))
+        self.check_scheduled(TrainingCall::Step, micro_batches, batches.weighted)?;
+        self.with_work(batches, |engine, work| engine.step(micro_batches, work))
     }
 
     fn step_computation(&mut self, _: usize, _: Computation<'_, Sequence<A>>) -> Result<StepReport> {
@@ -133,15 +149,12 @@ impl<A: 'static> Trainer<A> for PipelineTrainer<A> {
     }
 
     fn accumulate_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<()> {
-        let (weighted, next) = (batches.weighted, RefCell::new(batches.next));
-        let descriptor = StepDescriptor::new(TrainingCall::Accumulate, micro_batches, weighted);
-        let pipeline = self.scheduled(descriptor)?;
-        pipeline.accumulate_micro_batches(weighted, &mut input_of(&next), &mut loss_of(&next))
+        self.check_scheduled(TrainingCall::Accumulate, micro_batches, batches.weighted)?;
+        self.with_work(batches, |engine, work| engine.accumulate(micro_batches, work))
     }
 
     fn join_batches(&mut self, own: usize, batches: Batches<'_, A>) -> Result<Option<StepReport>> {
-        let (weighted, next) = (batches.weighted, RefCell::new(batches.next));
-        self.following().join_micro_batches(own, weighted, &mut input_of(&next), &mut loss_of(&next))
+        self.with_work(batches, |engine, work| engine.join(own, work))
     }
 
     fn evaluate_batches(
@@ -149,39 +162,17 @@ impl<A: 'static> Trainer<A> for PipelineTrainer<A> {
         micro_batches: usize,
         evaluation: Evaluation<'_, A>,
     ) -> Result<StepReport> {
-        self.following().evaluate_batches(micro_batches, evaluation)
+        let Pipeline { engine, activations } = self.following();
+        let work = Work::of_evaluation(Sequence::block, evaluation).with_activations(&**activations);
+        engine.evaluate(micro_batches, work)
     }
 
     fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         self.following().update(optimizer)
     }
 
-    fn gradient_norm(&mut self) -> Result<f64> {
-        self.following().gradient_norm()
-    }
-
-    fn clip_gradients(&mut self, max: f64) -> Result<f64> {
-        self.following().clip_gradients(max)
-    }
-
-    fn scale_gradients(&mut self, factor: f64) {
-        self.pipeline.scale_gradients(factor);
-    }
-
-    fn without_gradient(&self) -> Vec<&str> {
-        self.pipeline.without_gradient()
-    }
-
     fn for_each_parameter(&mut self, f: &mut dyn FnMut(usize, Values<'_>)) -> Result<()> {
         self.following().for_each_parameter(f)
-    }
-
-    fn train(&mut self) {
-        self.pipeline.train();
-    }
-
-    fn eval(&mut self) {
-        self.pipeline.eval();
     }
 
     fn model(&self) -> Result<&Sequence<A>> {
@@ -205,21 +196,6 @@ impl<A: 'static> Trainer<A> for PipelineTrainer<A> {
         let Self { pipeline, world, .. } = *self;
         let (comm, stages) = pipeline.into_parts()?;
         Ok((world.unwrap_or(comm), stages))
-    }
-}
-
-/// Returns the function for the inputs of these micro-batches.
-fn input_of<A>(next: &RefCell<&mut BatchFn<'_, A>>) -> impl FnMut(usize) -> Result<A, BoxError> {
-    |index| Ok(next.borrow_mut()(index)?.0)
-}
-
-/// Returns the function for their losses, which another rank calls.
-fn loss_of<A>(
-    next: &RefCell<&mut BatchFn<'_, A>>,
-) -> impl FnMut(usize, A) -> Result<(WeightedLoss, A), BoxError> {
-    |index, output| {
-        let (_, loss) = next.borrow_mut()(index)?;
-        loss(output)
     }
 }
 
