@@ -375,18 +375,6 @@ pub enum Error {
     /// A step or an evaluation has no micro-batches, on any rank.
     #[error("there are no micro-batches")]
     NoMicroBatches,
-    /// The ranks of all pipelines have called for different steps or evaluations. Every rank gets this error.
-    #[error("the ranks called for different steps: rank {rank} of pipeline {pipeline} for {there}, rank 0 of pipeline 0 for {on_first}")]
-    PipelinesDiffer {
-        /// The first pipeline with a rank that differs from rank 0 of the first one.
-        pipeline: usize,
-        /// That rank's number in its pipeline.
-        rank: usize,
-        /// The step of that rank.
-        there: StepDescriptor,
-        /// The step of rank 0 of the first pipeline.
-        on_first: StepDescriptor,
-    },
     /// The step has no micro-batch of this number.
     #[error(
         "the step has {count} micro-batches, so there is no number {index}: call the trainer with the step's number of \
@@ -408,7 +396,8 @@ pub enum Error {
         /// The number of micro-batches that all ranks have computed.
         micro_batches: usize,
     },
-    /// The ranks have called for different steps. Every rank gets this error.
+    /// The ranks have called for different steps or evaluations. Every rank gets this error. The ranks of several
+    /// pipelines are numbered pipeline by pipeline.
     #[error("the ranks called for different steps: rank {rank} for {there}, rank 0 for {on_rank_0}")]
     StepsDiffer {
         /// The first rank that differs from rank 0.
@@ -690,7 +679,6 @@ impl Error {
                 | Self::NoMicroBatches
                 | Self::NoSchedule { .. }
                 | Self::NotWithStrategy { .. }
-                | Self::PipelinesDiffer { .. }
                 | Self::ScheduledMicroBatches { .. }
                 | Self::JoinsDiffer { .. }
                 | Self::JoinedMicroBatches { .. }
@@ -749,11 +737,7 @@ mod tests {
     #[test]
     fn errors_of_all_ranks_are_not_errors_of_a_computation() {
         let step_of = |micro_batches| StepDescriptor::new(TrainingCall::Step, micro_batches, false);
-        let (there, first) = (step_of(1), step_of(2));
-        let steps = Error::StepsDiffer { rank: 1, there, on_rank_0: first };
-        let evaluations = Error::PipelinesDiffer { pipeline: 0, rank: 1, there, on_first: first };
-        for error in [steps, evaluations] {
-            assert!(matches!(Error::compute(error.into()), Error::Compute(_)));
-        }
+        let steps = Error::StepsDiffer { rank: 1, there: step_of(1), on_rank_0: step_of(2) };
+        assert!(matches!(Error::compute(steps.into()), Error::Compute(_)));
     }
 }

@@ -76,7 +76,7 @@ impl<M: Params> StepEngine<M> {
         };
         let (calls, _) = all.as_chunks::<4>();
         match calls.iter().position(|there| there[1..] != calls[0][1..]) {
-            Some(at) => self.difference(calls[0], at, calls[at]),
+            Some(at) => difference(calls[0], at, calls[at]),
             None => {
                 let Self {
                     world, groups: Groups { shards, replicas, .. }, updates, model_infos: infos, ..
@@ -84,24 +84,6 @@ impl<M: Params> StepEngine<M> {
                 updates.differ(&mut [world, shards, replicas], infos)
             }
         }
-    }
-
-    /// Returns the error for the first call that differs from that of the first rank.
-    fn difference(&self, first: [i64; 4], at: usize, other: [i64; 4]) -> Error {
-        let rank = |call: [i64; 4]| usize::try_from(call[0]).unwrap_or_default();
-        if first[1..3] != other[1..3] {
-            let (there, here) = (text([other[1], other[2]]), text([first[1], first[2]]));
-            return Error::CallsDiffer {
-                rank: rank(other),
-                there,
-                other: Some(rank(first)),
-                here,
-                source: None,
-            };
-        }
-        let (there, on_first) = (StepDescriptor::decode(other[3]), StepDescriptor::decode(first[3]));
-        let ranks = self.world.world_size();
-        Error::PipelinesDiffer { pipeline: at / ranks, rank: at % ranks, there, on_first }
     }
 
     /// Returns an error unless all ranks of all pipelines have called for the same evaluation or join, with at least one
@@ -176,6 +158,17 @@ impl<M: Params> StepEngine<M> {
         }
         Ok(all)
     }
+}
+
+/// Returns the error of rank `at`, whose call differs from that of the first rank.
+fn difference(first: [i64; 4], at: usize, call: [i64; 4]) -> Error {
+    let rank = |call: [i64; 4]| usize::try_from(call[0]).unwrap_or_default();
+    if first[1..3] == call[1..3] {
+        let (there, on_rank_0) = (StepDescriptor::decode(call[3]), StepDescriptor::decode(first[3]));
+        return Error::StepsDiffer { rank: at, there, on_rank_0 };
+    }
+    let (there, here) = (text([call[1], call[2]]), text([first[1], first[2]]));
+    Error::CallsDiffer { rank: rank(call), there, other: Some(rank(first)), here, source: None }
 }
 
 /// Returns the first 16 bytes of a name as numbers.

@@ -57,7 +57,7 @@ use crate::{
 /// # Errors
 ///
 /// An error on one rank aborts the job, so that no other rank waits for it. These errors occur on every rank alike
-/// and do not abort it: [`ZeroWeight`](Error::ZeroWeight), [`PipelinesDiffer`](Error::PipelinesDiffer),
+/// and do not abort it: [`ZeroWeight`](Error::ZeroWeight), [`StepsDiffer`](Error::StepsDiffer),
 /// [`SettingsDiffer`](Error::SettingsDiffer), [`CallsDiffer`](Error::CallsDiffer) between calls other than a step, and
 /// in evaluations [`NoMicroBatches`](Error::NoMicroBatches) and [`NoSchedule`](Error::NoSchedule), and in joins
 /// [`JoinsDiffer`](Error::JoinsDiffer) and [`JoinedMicroBatches`](Error::JoinedMicroBatches).

@@ -241,10 +241,9 @@ fn ranks_that_evaluate_different_numbers_get_an_error_and_none_waits(
     // This is the first rank that differs from the first of all, which can be the odd one itself.
     let named = other.max(1);
     for error in outcome.results {
-        let Error::PipelinesDiffer { pipeline, rank, there, on_first } = error else { panic!("{error}") };
-        assert_eq!((pipeline, rank), (named / 2, named % 2));
-        let counts = if other == 0 { (5, number) } else { (number, 5) };
-        assert_eq!((there.micro_batches, on_first.micro_batches), counts);
+        let Error::StepsDiffer { rank, there, on_rank_0 } = error else { panic!("{error}") };
+        let expected = if other == 0 { (named, 5, number) } else { (named, number, 5) };
+        assert_eq!((rank, there.micro_batches, on_rank_0.micro_batches), expected);
         assert_eq!((there.call, there.weighted), (TrainingCall::Evaluation, false));
     }
 }

@@ -893,8 +893,10 @@ fn different_steps_without_a_schedule_are_the_same_error_on_every_rank(
     #[values("pipeline:1f1b", "pipeline:1f1b:1", "pipeline:1f1b:2:sharded")] strategy: &str,
 ) {
     for results in steps_of_a_schedule(strategy, |rank| [8, if rank == 2 { 6 } else { 4 }, 8]) {
-        let Err(Error::PipelinesDiffer { there, on_first, .. }) = &results[1] else { panic!("{results:?}") };
-        assert_eq!((there.micro_batches, on_first.micro_batches), (6, 4));
+        let Err(Error::StepsDiffer { rank: 2, there, on_rank_0 }) = &results[1] else {
+            panic!("{results:?}")
+        };
+        assert_eq!((there.micro_batches, on_rank_0.micro_batches), (6, 4));
         assert!(results[2].is_ok(), "{results:?}");
     }
 }
