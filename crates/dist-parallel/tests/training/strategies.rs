@@ -140,14 +140,39 @@ fn zero_and_partial_weights_are_refused_and_training_continues(
     assert_eq!(results, [1.0; 2]);
 }
 
+#[derive(Clone, Copy, Debug)]
+enum Call {
+    Accumulate,
+    AccumulateWeighted,
+    Step,
+    StepWeighted,
+    Join,
+}
+
 #[rstest]
-fn weighted_micro_batches_are_not_added_to_others(
+fn weighted_micro_batches_are_not_mixed_with_others(
     #[values("ddp", "zero1", "zero2", "fsdp")] strategy: &'static str,
+    #[values(
+        (Call::Accumulate, Call::AccumulateWeighted),
+        (Call::Accumulate, Call::StepWeighted),
+        (Call::AccumulateWeighted, Call::Accumulate),
+        (Call::AccumulateWeighted, Call::Step),
+        (Call::AccumulateWeighted, Call::Join)
+    )]
+    calls: (Call, Call),
 ) {
     let results = run_at_once(1, move |comm| {
         let mut trainer = trainer(comm, strategy, Echo::model());
-        trainer.accumulate(2, |_| echo(1.0)).unwrap();
-        trainer.step(2, |_| Ok((vec![1.0; 3], |output| Ok(((1.0, 7), output))))).map(drop)
+        let weighted = |_| Ok((vec![1.0; 3], |output| Ok(((1.0, 7), output))));
+        let mut call = |call| match call {
+            Call::Accumulate => trainer.accumulate(2, |_| echo(1.0)),
+            Call::AccumulateWeighted => trainer.accumulate(2, weighted),
+            Call::Step => trainer.step(2, |_| echo(1.0)).map(drop),
+            Call::StepWeighted => trainer.step(2, weighted).map(drop),
+            Call::Join => trainer.join(1, |_| echo(1.0)).map(drop),
+        };
+        call(calls.0).unwrap();
+        call(calls.1)
     });
     assert!(matches!(results[0], Err(Error::PartlyWeighted)), "{results:?}");
 }

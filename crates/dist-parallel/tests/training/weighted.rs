@@ -2,12 +2,11 @@
 
 use dist_collectives::Communicator;
 use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
-use dist_parallel::{BoxError, Ddp, DdpOptions, Error, FloatType, ParamInfo, Values};
+use dist_parallel::{BoxError, Ddp, DdpOptions, FloatType, ParamInfo, Values};
 use dist_transport::sim;
 use rstest::rstest;
 
 use crate::ddp::optimizer;
-use crate::errors::run_at_once;
 use crate::join::{gradient, tree};
 use crate::plain::{Bag, Rows, bits, micro_batch, model, squared_error};
 
@@ -76,70 +75,6 @@ fn accumulated_weighted_micro_batches_count_as_those_of_one_larger_step(#[values
     assert_eq!(run(&[1, 2, 0, 2], Some(1)), whole);
     assert_eq!(run(&[4, 2], Some(0)), whole, "a step may be all that is communicated");
     assert_eq!(run(&[4, 2], None), whole);
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Call {
-    Accumulate,
-    AccumulateWeighted,
-    Step,
-    StepWeighted,
-    Join,
-}
-
-#[rstest]
-#[case(Call::Accumulate, Call::AccumulateWeighted)]
-#[case(Call::Accumulate, Call::StepWeighted)]
-#[case(Call::AccumulateWeighted, Call::Accumulate)]
-#[case(Call::AccumulateWeighted, Call::Step)]
-#[case(Call::AccumulateWeighted, Call::Join)]
-fn weighted_micro_batches_are_not_mixed_with_others(#[case] first: Call, #[case] second: Call) {
-    let results = run_at_once(1, move |comm| {
-        let mut ddp = Ddp::new(comm, model(1), DdpOptions::default()).unwrap();
-        let mut call = |call| match call {
-            Call::Accumulate => ddp.accumulate_with(2, |_, _, _| Ok(1.0)),
-            Call::AccumulateWeighted => ddp.accumulate_with(2, |_, _, _| Ok((1.0, 7))),
-            Call::Step => ddp.step_with(2, |_, _, _| Ok(1.0)).map(drop),
-            Call::StepWeighted => ddp.step_with(2, |_, _, _| Ok((1.0, 7))).map(drop),
-            Call::Join => ddp.join_with(1, |_, _, _| Ok(1.0)).map(drop),
-        };
-        call(first).unwrap();
-        call(second)
-    });
-    assert!(matches!(&results[0], Err(Error::PartlyWeighted)), "{results:?}");
-}
-
-/// Each would use another divisor.
-#[test]
-fn weights_on_only_some_ranks_are_an_error_and_training_continues() {
-    let results = run_at_once(2, |comm| {
-        let rank = comm.rank();
-        let mut ddp = Ddp::new(comm, model(1), DdpOptions::default()).unwrap();
-        let refused = match rank {
-            0 => ddp.step_with(4, |_, _, _| Ok(1.0)).map(drop),
-            _ => ddp.step_with(4, |_, _, _| Ok((1.0, 7))).map(drop),
-        };
-        (refused, ddp.step_with(2, |_, _, _| Ok(1.0)).map(|report| report.loss))
-    });
-    for (refused, next) in &results {
-        let told = refused.as_ref().unwrap_err().to_string();
-        let asked = "a step of 4 micro-batches with weights, rank 0 for a step of 4 micro-batches";
-        assert_eq!(told, format!("the ranks called for different steps: rank 1 for {asked}"));
-        assert!(matches!(next, Ok(1.0)), "{results:?}");
-    }
-}
-
-#[test]
-fn micro_batches_of_weight_0_are_refused_and_training_continues() {
-    let results = run_at_once(2, |comm| {
-        let mut ddp = Ddp::new(comm, model(1), DdpOptions::default()).unwrap();
-        let refused = ddp.step_with(4, |_, _, _| Ok((1.0, 0))).map(drop);
-        (refused, ddp.step_with(4, |_, _, _| Ok((1.0, 4))).unwrap().loss)
-    });
-    for (refused, loss) in &results {
-        assert!(matches!(refused, Err(Error::ZeroWeight { micro_batches: 4 })), "{refused:?}");
-        assert_eq!(*loss, 0.25);
-    }
 }
 
 /// Returns the loss and the gradient of all values of a micro-batch of `tokens` tokens.
