@@ -30,9 +30,6 @@ impl<M: Params> Ddp<M> {
 
     /// Accumulates like [`accumulate_with`](Self::accumulate_with), for a model that is a [`Block`].
     ///
-    /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the
-    /// same examples: [`data`](crate::data) shows that mistake and the correct form.
-    ///
     /// # Errors
     /// The errors of [`step_with`](Self::step_with).
     pub fn accumulate<A, C: Loss, L>(

@@ -75,10 +75,6 @@ impl<M: Params> Ddp<M> {
     /// Joins like [`join_with`](Self::join_with), for a model that is a [`Block`], with a `batch` like that of
     /// [`step`](Self::step).
     ///
-    /// The closure receives the number of a micro-batch among this rank's own. If all ranks read the same data, each
-    /// must take other examples from it: [`data`](crate::data) shows how, and the mistake that gives all ranks the
-    /// same.
-    ///
     /// # Errors
     /// The errors of [`join_with`](Self::join_with).
     pub fn join<A, C: Loss, L>(

@@ -264,9 +264,6 @@ impl<M: Params> Ddp<M> {
     /// Takes a step like [`step_with`](Self::step_with), for a model that is a [`Block`]. `batch` returns the input
     /// of a micro-batch and a function that computes the loss and its gradient from the model's output.
     ///
-    /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the
-    /// same examples: [`data`](crate::data) shows that mistake and the correct form.
-    ///
     /// # Errors
     /// The errors of [`step_with`](Self::step_with).
     pub fn step<A, C: Loss, L>(
