@@ -1,4 +1,8 @@
 //! A rank's shards of the parameters: gathering them before use, freeing them afterwards, and updating them.
+//!
+//! Parameters that lie in the model, that are gathered and that are read in place are states of one type, not three
+//! implementations of a trait: a parameter changes between them within a step. For example, a shard that ranks read in
+//! place is gathered if its block keeps a view of it.
 
 use std::sync::Arc;
 

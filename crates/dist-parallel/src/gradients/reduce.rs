@@ -74,7 +74,9 @@ impl Gradients {
                     unreachable!("every reduction has started")
                 };
                 let reduced = match reduction {
-                    Reduction::Scatter(pending) | Reduction::AllReduce(pending) => groups.wait(pending)?,
+                    Reduction::Scatter(pending) | Reduction::AllReduce(pending) => {
+                        groups.timed(|| pending.wait())?
+                    }
                     Reduction::Hook(work) => groups.timed(|| work.wait())?,
                     Reduction::Done(sum) => sum,
                 };
@@ -108,7 +110,7 @@ impl Gradients {
             else {
                 unreachable!("a unit in flight is reduce-scattered")
             };
-            let gradient = groups.wait(pending)?;
+            let gradient = groups.timed(|| pending.wait())?;
             let recycled = sum.recycled.take();
             let part = groups.own_shard(&gradient, bucket, recycled)?;
             sum.tree.add(*ended, part, |left, right| merge(left, right, &mut sum.pool, memory));
@@ -152,7 +154,7 @@ impl Gradients {
             let state = &mut self.sums[unit][index].state;
             match std::mem::replace(state, SumState::Summing) {
                 SumState::Reducing(Reduction::Scatter(pending)) => {
-                    let sum = groups.wait(pending)?;
+                    let sum = groups.timed(|| pending.wait())?;
                     let part = groups.own_shard(&sum, bucket, None)?;
                     *state = SumState::Reducing(groups.start_over_replicas(number + index, part));
                 }
@@ -225,10 +227,6 @@ impl<'a> ReduceGroups<'a> {
             Some(group) => allocator.shared_zeros(group, dtype, len),
             None => Ok(allocator.zeros(dtype, len)),
         }
-    }
-
-    pub(super) fn wait(&mut self, pending: PendingFlat) -> Result<Flat> {
-        self.timed(|| pending.wait())
     }
 
     /// Starts to sum bucket `number` over the replicas.
