@@ -83,13 +83,8 @@ pub(crate) fn first_difference(
     }
     let first: Vec<Setting> = serde_json::from_slice(&bytes).unwrap_or_default();
     let differs = (0..own.len().max(first.len())).find(|&index| own.get(index) != first.get(index));
-    let mut all =
-        differs.map_or([0; 512], |index| differing(number, own.get(index), first.get(index))).to_vec();
-    for group in groups {
-        let mut of_group = vec![0; all.len() * group.world_size()];
-        group.all_gather(&all, &mut of_group).map_err(Error::communication)?;
-        all = of_group;
-    }
+    let record = differs.map_or([0; 512], |index| differing(number, own.get(index), first.get(index)));
+    let all = gather_over(groups.iter_mut().map(|group| &mut **group), record.to_vec())?;
     Ok(all.chunks(512).find_map(read_differing))
 }
 
@@ -140,6 +135,19 @@ where
     let mut all = vec![mine; comm.world_size()];
     comm.all_gather(&mine, bytemuck::cast_slice_mut(&mut all)).map_err(Error::communication)?;
     Ok(all)
+}
+
+/// Gathers the values of all ranks of several groups, for example those of a pipeline mesh. The ranks of the first group
+/// come one after the other.
+pub(crate) fn gather_over<'a, T: Element>(
+    groups: impl IntoIterator<Item = &'a mut Communicator>,
+    own: Vec<T>,
+) -> Result<Vec<T>> {
+    groups.into_iter().try_fold(own, |own, group| {
+        let mut all = vec![T::zeroed(); own.len() * group.world_size()];
+        group.all_gather(&own, &mut all).map_err(Error::communication)?;
+        Ok(all)
+    })
 }
 
 /// Returns for each length the hash of the prefix of the list.

@@ -2,11 +2,9 @@
 
 use std::fmt;
 
-use dist_collectives::Communicator;
-
 use crate::loss::to_be_summed;
 use crate::updates::Updates;
-use crate::{Error, ParamInfo, Result, agreement};
+use crate::{Error, Result};
 
 /// The step that a rank has called for, as errors describe it to other ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,22 +62,6 @@ impl StepDescriptor {
             _ => TrainingCall::Evaluation,
         };
         Self::new(call, usize::try_from(number / 8).unwrap_or(0), number % 2 == 1)
-    }
-
-    /// Returns the error of ranks that have called for different steps or have updated their parameters differently.
-    /// All of them call this.
-    pub(crate) fn differ(self, comm: &mut Communicator, updates: &Updates, infos: &[ParamInfo]) -> Error {
-        let all = match agreement::gather(comm, [self.encode()]) {
-            Ok(all) => all,
-            Err(error) => return error,
-        };
-        match all.iter().position(|there| *there != all[0]) {
-            Some(rank) => {
-                let (there, on_rank_0) = (Self::decode(all[rank][0]), Self::decode(all[0][0]));
-                Error::StepsDiffer { rank, there, on_rank_0 }
-            }
-            None => updates.differ(&mut [comm], infos),
-        }
     }
 }
 

@@ -127,12 +127,7 @@ impl Updates {
 
     /// Returns the error of [`differ`](Self::differ) unless the updates of all ranks of these groups are equal.
     pub(crate) fn check(&self, groups: &mut [&mut Communicator], infos: &[ParamInfo]) -> Result<()> {
-        let mut all = vec![self.hash];
-        for group in &mut *groups {
-            let mut of_group = vec![0; all.len() * group.world_size()];
-            group.all_gather(&all, &mut of_group).map_err(Error::communication)?;
-            all = of_group;
-        }
+        let all = agreement::gather_over(groups.iter_mut().map(|group| &mut **group), vec![self.hash])?;
         if all.iter().all(|hash| *hash == all[0]) { Ok(()) } else { Err(self.differ(groups, infos)) }
     }
 }

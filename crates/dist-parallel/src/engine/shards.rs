@@ -3,6 +3,7 @@
 use super::{Agreement, Stage, StepEngine};
 use crate::checkpoint::accumulated;
 use crate::fsdp::{Degrees, Groups};
+use crate::updates::Updates;
 use crate::{
     Chunk, Communicator, Error, ParamInfo, Params, Result, ShardMetadata, Shards, Slice, Values, ValuesMut,
     mutation_check,
@@ -68,12 +69,8 @@ impl<M: Params> Shards for StepEngine<M> {
     }
 
     fn check_alike(&mut self) -> Result<()> {
-        let Self { updates, world, groups: Groups { shards, replicas, .. }, master_infos, pipeline, .. } =
-            self;
-        match pipeline {
-            Some(_) => updates.check(&mut [world, shards, replicas], master_infos),
-            None => updates.check(&mut [world], master_infos),
-        }
+        let (mut groups, updates, infos) = self.groups_with_updates();
+        updates.check(&mut groups, infos)
     }
 
     fn loaded(&mut self) -> Result<()> {
@@ -192,6 +189,17 @@ macro_rules! __delegate_shards {
 pub use __delegate_shards as delegate_shards;
 
 impl<M: Params> StepEngine<M> {
+    /// Returns the groups that together have all ranks, the updates of this rank, and the parameters.
+    pub(crate) fn groups_with_updates(&mut self) -> (Vec<&mut Communicator>, &Updates, &[ParamInfo]) {
+        let Self { world, groups: Groups { shards, replicas, .. }, updates, model_infos, pipeline, .. } =
+            self;
+        let groups = match pipeline {
+            Some(_) => vec![world, shards, replicas],
+            None => vec![world],
+        };
+        (groups, updates, model_infos)
+    }
+
     /// Returns what this rank holds first of the parameters that are not tied to an earlier one. Parameters of several
     /// stages belong to the first of them, and there to the first shard.
     fn held_chunks(&self) -> impl Iterator<Item = Chunk> {

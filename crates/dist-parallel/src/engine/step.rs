@@ -9,7 +9,7 @@ use crate::evaluation::EvaluationLosses;
 use crate::fsdp::{Groups, share};
 use crate::gradients::RoundRole;
 use crate::loss::WeightedLoss;
-use crate::pipeline::{PipelineCall, PipelineState};
+use crate::pipeline::{ComparedCall, PipelineState};
 use crate::step_consensus::{STEP, StepConsensus, StepDescriptor, TrainingCall};
 use crate::trainer::Computation;
 use crate::tree::sum_of;
@@ -369,10 +369,7 @@ impl<M: Params> StepEngine<M> {
 
     /// Returns the error of ranks that have called for different steps or have updated their parameters differently.
     fn steps_differ(&mut self, descriptor: StepDescriptor) -> Error {
-        match self.pipeline {
-            Some(_) => self.calls_differ(PipelineCall { name: "step", descriptor: Some(descriptor) }),
-            None => descriptor.differ(&mut self.world, &self.updates, &self.model_infos),
-        }
+        self.calls_differ(ComparedCall { name: "step", descriptor: Some(descriptor) })
     }
 
     /// Sums the losses of all ranks in the order of the gradients.

@@ -2,18 +2,17 @@
 
 use dist_collectives::{Communicator, ReduceOp};
 
-use crate::agreement::hash;
+use crate::agreement::{self, hash};
 use crate::engine::StepEngine;
 use crate::fsdp::Groups;
 use crate::loss::to_be_summed;
-use crate::pipeline::PipelineState;
 use crate::step_consensus::StepConsensus;
 use crate::tree::sum_of;
 use crate::{Error, Params, Result, StepDescriptor, TrainingCall};
 
-/// A call that all ranks of all pipelines must make together.
+/// A call that all ranks of a training must make together.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct PipelineCall {
+pub(crate) struct ComparedCall {
     /// The name of the function.
     pub(crate) name: &'static str,
     /// The request of a step or an evaluation.
@@ -36,7 +35,7 @@ impl<M: Params> StepEngine<M> {
     /// The ranks of all pipelines have not all made this call: every rank gets the error.
     pub(crate) fn agree_to_call(&mut self, name: &'static str) -> Result<()> {
         self.announce(name);
-        let call = PipelineCall { name, descriptor: None };
+        let call = ComparedCall { name, descriptor: None };
         // The descriptor of an evaluation is not negative.
         let agreed = self.compare_calls(call, hash(name.bytes()).cast_signed() | i64::MIN);
         self.or_abort(agreed)
@@ -50,7 +49,7 @@ impl<M: Params> StepEngine<M> {
             _ => "step(other)",
         };
         self.announce(name);
-        let call = PipelineCall { name, descriptor: Some(requested) };
+        let call = ComparedCall { name, descriptor: Some(requested) };
         // The ranks that compute the scheduled number have announced another name.
         let agreed = self.compare_calls(call, requested.encode());
         let (scheduled, requested) = (self.scheduled(), requested.micro_batches);
@@ -59,14 +58,14 @@ impl<M: Params> StepEngine<M> {
     }
 
     /// Returns an error on every rank of all pipelines unless all have the same number, which stands for this call.
-    fn compare_calls(&mut self, call: PipelineCall, number: i64) -> Result<()> {
+    fn compare_calls(&mut self, call: ComparedCall, number: i64) -> Result<()> {
         let all = self.of_all(&[number])?;
         if all.iter().all(|there| *there == all[0]) { Ok(()) } else { Err(self.calls_differ(call)) }
     }
 
     /// Returns the error of ranks that have made different calls or have updated their parameters differently. All
-    /// ranks of all pipelines call this.
-    pub(crate) fn calls_differ(&mut self, call: PipelineCall) -> Error {
+    /// ranks call this.
+    pub(crate) fn calls_differ(&mut self, call: ComparedCall) -> Error {
         let [first, second] = words(call.name);
         let world_rank = self.world.members_in_world()[self.world.rank()] as i64;
         let descriptor = call.descriptor.map_or(-1, StepDescriptor::encode);
@@ -78,10 +77,8 @@ impl<M: Params> StepEngine<M> {
         match calls.iter().position(|there| there[1..] != calls[0][1..]) {
             Some(at) => difference(calls[0], at, calls[at]),
             None => {
-                let Self {
-                    world, groups: Groups { shards, replicas, .. }, updates, model_infos: infos, ..
-                } = self;
-                updates.differ(&mut [world, shards, replicas], infos)
+                let (mut groups, updates, infos) = self.groups_with_updates();
+                updates.differ(&mut groups, infos)
             }
         }
     }
@@ -93,7 +90,7 @@ impl<M: Params> StepEngine<M> {
         // If updates are equal, the numbers differ exactly if the requests differ, and vice versa.
         let number = descriptor.encode() ^ self.updates.number();
         let name = if joins { "join" } else { "evaluate" };
-        self.compare_calls(PipelineCall { name, descriptor: Some(descriptor) }, number)?;
+        self.compare_calls(ComparedCall { name, descriptor: Some(descriptor) }, number)?;
         let micro_batches = match joins {
             true => self.micro_batches + self.agree_to_join(own)?,
             false => descriptor.micro_batches,
@@ -147,16 +144,9 @@ impl<M: Params> StepEngine<M> {
 
     /// Gathers numbers of every rank of all pipelines, in the order of the pipelines. All of them call this.
     fn of_all(&mut self, own: &[i64]) -> Result<Vec<i64>> {
-        let mut all = own.to_vec();
-        let Some(PipelineState { call_groups: CallGroups { shards, data }, .. }) = &mut self.pipeline else {
-            return Ok(vec![]);
-        };
-        for group in [&mut self.world].into_iter().chain(shards).chain(data) {
-            let mut of_group = vec![0; all.len() * group.world_size()];
-            group.all_gather(&all, &mut of_group).map_err(Error::communication)?;
-            all = of_group;
-        }
-        Ok(all)
+        let calls = self.pipeline.iter_mut().map(|pipeline| &mut pipeline.call_groups);
+        let others = calls.flat_map(|CallGroups { shards, data }| shards.iter_mut().chain(data));
+        agreement::gather_over([&mut self.world].into_iter().chain(others), own.to_vec())
     }
 }
 

@@ -43,7 +43,7 @@ mod validate;
 
 pub use action::{Action, Item};
 pub use activations::{Activations, PlainVectors, TensorMeta};
-pub(crate) use consensus::PipelineCall;
+pub(crate) use consensus::ComparedCall;
 pub use draw::{Panel, svg};
 pub use flaw::{Flaw, ScheduleProof};
 pub use kind::ScheduleKind;
