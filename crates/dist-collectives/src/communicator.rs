@@ -673,7 +673,7 @@ impl Communicator {
     fn check_messages(&self, messages: &[NewMessage]) -> Result<()> {
         let world_size = self.world_size();
         let outside =
-            messages.iter().map(|message| message.direction.peer()).find(|peer| *peer >= world_size);
+            messages.iter().filter_map(|message| message.direction.peer()).find(|peer| *peer >= world_size);
         outside.map_or(Ok(()), |rank| Err(Error::RankOutOfRange { rank, world_size }))
     }
 

@@ -62,7 +62,7 @@ pub use error::{Error, Result};
 #[doc(no_inline)]
 pub use half::{bf16, f16};
 pub use logical::LogicalOp;
-pub use messages::{Message, OwnedMessage, ProbedMessage};
+pub use messages::{Message, OwnedMessage, ProbedMessage, ReceivedMessage};
 #[cfg(feature = "ndarray")]
 #[doc(no_inline)]
 pub use ndarray;

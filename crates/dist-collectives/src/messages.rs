@@ -2,7 +2,7 @@
 
 use bytemuck::Pod;
 
-use crate::engine::{Direction, FoundMessage, NewMessage, into_buffer};
+use crate::engine::{Direction, FoundMessage, MessageMemory, NewMessage, into_memory};
 use crate::{Buffer, Communicator, ElementType, Pending, Result};
 
 /// One message of a [`batch`](Communicator::batch).
@@ -110,8 +110,17 @@ impl<T: Pod + Send> OwnedMessage<T> {
             Self::Send { to, tag, elements } => (Direction::To(to), tag, elements),
             Self::Receive { from, tag, elements } => (Direction::From(from), tag, elements),
         };
-        NewMessage::new(direction, tag, elements)
+        NewMessage::new::<T>(direction, tag, elements)
     }
+}
+
+/// The memory of a started receive from any rank: a [`Buffer`] or a vector.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ReceivedMessage<B> {
+    /// The sender. `None` if no message has matched the receive, because it failed or was cancelled.
+    pub from: Option<usize>,
+    /// The elements of the message.
+    pub elements: B,
 }
 
 /// A message that has arrived and was not received, from [`Communicator::probe`]. Only this message satisfies its
@@ -429,29 +438,28 @@ impl Communicator {
         messages: Vec<OwnedMessage<T>>,
     ) -> Pending<Vec<OwnedMessage<T>>> {
         let place = |message: &OwnedMessage<T>| match *message {
-            OwnedMessage::Send { to, tag, .. } => (Direction::To(to), tag),
-            OwnedMessage::Receive { from, tag, .. } => (Direction::From(from), tag),
+            OwnedMessage::Send { to, tag, .. } => (true, to, tag),
+            OwnedMessage::Receive { from, tag, .. } => (false, from, tag),
         };
         let places: Vec<_> = messages.iter().map(place).collect();
         let messages = messages.into_iter().map(OwnedMessage::into_new).collect();
         self.start_messages(messages, move |memories| {
-            let messages = places.into_iter().zip(memories.into_iter().map(into_buffer));
-            let message = |((direction, tag), elements)| match direction {
-                Direction::To(to) => OwnedMessage::Send { to, tag, elements },
-                Direction::From(from) => OwnedMessage::Receive { from, tag, elements },
+            let messages = places.into_iter().zip(memories.into_iter().map(into_memory));
+            let message = |((is_sent, peer, tag), elements)| {
+                if is_sent {
+                    OwnedMessage::Send { to: peer, tag, elements }
+                } else {
+                    OwnedMessage::Receive { from: peer, tag, elements }
+                }
             };
             messages.map(message).collect()
         })
     }
 
-    /// Starts one message.
-    fn start_message<T: Pod + Send>(
-        &mut self,
-        direction: Direction,
-        elements: Buffer<T>,
-    ) -> Pending<Buffer<T>> {
-        let message = NewMessage::new(direction, self.settings.tag, elements);
-        self.start_messages(vec![message], |mut memories| into_buffer(memories.pop().expect("one message")))
+    /// Starts one message of elements of type `T`.
+    fn start_message<T: Pod, M: MessageMemory>(&mut self, direction: Direction, memory: M) -> Pending<M> {
+        let message = NewMessage::new::<T>(direction, self.settings.tag, memory);
+        self.start_messages(vec![message], |mut memories| into_memory(memories.pop().expect("one message")))
     }
 
     /// Starts to [`send`](Self::send) a message. It may end before `to` has received the message, or only then. The
@@ -482,7 +490,7 @@ impl Communicator {
         elements: impl Into<Buffer<T>>,
         to: usize,
     ) -> Pending<Buffer<T>> {
-        self.start_message(Direction::To(to), elements.into())
+        self.start_message::<T, _>(Direction::To(to), elements.into())
     }
 
     /// Starts to [receive](Self::recv) a message of `from`. It gets the oldest message with the tag of this call that no
@@ -494,7 +502,52 @@ impl Communicator {
         elements: impl Into<Buffer<T>>,
         from: usize,
     ) -> Pending<Buffer<T>> {
-        self.start_message(Direction::From(from), elements.into())
+        self.start_message::<T, _>(Direction::From(from), elements.into())
+    }
+
+    /// Starts to [receive](Self::start_recv) a message of any length.
+    #[doc(alias = "MPI_Improbe")]
+    pub fn start_recv_vec<T: Pod + Send>(&mut self, from: usize) -> Pending<Vec<T>> {
+        self.start_message::<T, _>(Direction::From(from), Vec::new())
+    }
+
+    /// Starts to [receive](Self::recv_any) a message of any rank. It gets the next message with the tag of this call that
+    /// no earlier receive has matched. If several ranks have sent one, they take turns.
+    ///
+    /// The receive fails if all other ranks have left. A receive that is not needed any more is
+    /// [cancelled](Pending::cancel) or dropped before. As for [`recv_any`](Self::recv_any), results may depend on the
+    /// order in which messages arrive. On the simulated network the seed decides.
+    ///
+    /// ```
+    /// use dist_collectives::{Communicator, Pending};
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 3, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     if comm.rank() > 0 {
+    ///         comm.send(&[10 * comm.rank()], 0).unwrap();
+    ///         return 0;
+    ///     }
+    ///     let receives = [0; 2].map(|_| comm.start_recv_any(vec![0_usize]));
+    ///     let received = Pending::wait_all(receives).into_iter().map(Result::unwrap);
+    ///     received.map(|message| message.elements[0] + message.from.unwrap()).sum()
+    /// });
+    /// assert_eq!(outcome.results[0], 33);
+    /// ```
+    #[doc(alias = "MPI_ANY_SOURCE")]
+    #[doc(alias = "MPI_Irecv")]
+    pub fn start_recv_any<T: Pod + Send>(
+        &mut self,
+        elements: impl Into<Buffer<T>>,
+    ) -> Pending<ReceivedMessage<Buffer<T>>> {
+        let memory = ReceivedMessage { from: None, elements: elements.into() };
+        self.start_message::<T, _>(Direction::FromAny, memory)
+    }
+
+    /// Starts to [receive](Self::start_recv_any) a message of any rank and any length.
+    #[doc(alias = "MPI_ANY_SOURCE")]
+    pub fn start_recv_any_vec<T: Pod + Send>(&mut self) -> Pending<ReceivedMessage<Vec<T>>> {
+        self.start_message::<T, _>(Direction::FromAny, ReceivedMessage { from: None, elements: Vec::new() })
     }
 
     /// Starts a [`send_recv`](Self::send_recv); both buffers are returned.
@@ -508,11 +561,12 @@ impl Communicator {
         from: usize,
     ) -> Pending<(Buffer<T>, Buffer<T>)> {
         let tag = self.settings.tag;
-        let sent = NewMessage::new(Direction::To(to), tag, sent.into());
-        let received = NewMessage::new(Direction::From(from), tag, received.into());
+        let (sent, received): (Buffer<T>, Buffer<T>) = (sent.into(), received.into());
+        let sent = NewMessage::new::<T>(Direction::To(to), tag, sent);
+        let received = NewMessage::new::<T>(Direction::From(from), tag, received);
         self.start_messages(vec![sent, received], |mut memories| {
-            let received = into_buffer(memories.pop().expect("two messages"));
-            (into_buffer(memories.pop().expect("two messages")), received)
+            let received = into_memory(memories.pop().expect("two messages"));
+            (into_memory(memories.pop().expect("two messages")), received)
         })
     }
 }

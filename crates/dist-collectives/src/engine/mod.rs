@@ -45,7 +45,7 @@ use messages::EngineMessages;
 pub(crate) use messages::FoundMessage;
 pub(crate) use outstanding::{
     CancelAnswer, Cancellation, Direction, FinishMessages, MessageCommand, MessageCommands, MessageMemory,
-    NewMessage, NewOperation, StartedWork, into_buffer,
+    NewMessage, NewOperation, StartedWork, into_memory,
 };
 use plan_cache::PlanCache;
 use wide::WidenedBuffers;

@@ -14,14 +14,17 @@ use dist_transport::runtime::Deadline;
 use dist_transport::{Cause, Error as TransportError, Fingerprint, Interrupt, Refusal, Traffic};
 
 use super::Engine;
-use super::messages::{Claimant, KeptMatch, Receive};
-use crate::{Buffer, Call, ElementType, Error, Result};
+use super::messages::{ByteVector, Claimant, KeptMatch, Receive};
+use crate::{Buffer, Call, ElementType, Error, ReceivedMessage, Result};
 
 /// The memory of a started message.
 pub(crate) trait MessageMemory: Any + Send {
     fn bytes(&self) -> &[u8];
 
     fn bytes_mut(&mut self) -> &mut [u8];
+
+    /// Prepares the memory for a message of this rank with this length in bytes.
+    fn accept(&mut self, from: usize, len: usize) -> Result<(), Refusal>;
 }
 
 impl<T: Pod + Send> MessageMemory for Buffer<T> {
@@ -32,10 +35,46 @@ impl<T: Pod + Send> MessageMemory for Buffer<T> {
     fn bytes_mut(&mut self) -> &mut [u8] {
         bytemuck::cast_slice_mut(self)
     }
+
+    fn accept(&mut self, _from: usize, len: usize) -> Result<(), Refusal> {
+        let expected = self.bytes().len();
+        if len == expected { Ok(()) } else { Err(Refusal::Length(expected)) }
+    }
 }
 
-/// Returns the buffer that this memory is.
-pub(crate) fn into_buffer<T: Pod + Send>(memory: Box<dyn MessageMemory>) -> Buffer<T> {
+/// A vector takes the length of its message.
+impl<T: Pod + Send> MessageMemory for Vec<T> {
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(self)
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(self)
+    }
+
+    fn accept(&mut self, _from: usize, len: usize) -> Result<(), Refusal> {
+        self.resize_bytes(len)
+    }
+}
+
+impl<M: MessageMemory> MessageMemory for ReceivedMessage<M> {
+    fn bytes(&self) -> &[u8] {
+        self.elements.bytes()
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self.elements.bytes_mut()
+    }
+
+    fn accept(&mut self, from: usize, len: usize) -> Result<(), Refusal> {
+        self.elements.accept(from, len)?;
+        self.from = Some(from);
+        Ok(())
+    }
+}
+
+/// Returns the memory in its type.
+pub(crate) fn into_memory<M: MessageMemory>(memory: Box<dyn MessageMemory>) -> M {
     let any: Box<dyn Any> = memory;
     *any.downcast().expect("the memory of a message keeps its type")
 }
@@ -49,9 +88,9 @@ pub(crate) struct NewMessage {
 }
 
 impl NewMessage {
-    /// Creates a message with this memory.
-    pub(crate) fn new<T: Pod + Send>(direction: Direction, tag: u32, elements: Buffer<T>) -> Self {
-        Self { direction, tag, element: ElementType::of::<T>(), memory: Box::new(elements) }
+    /// Creates a message with this memory, of elements of type `T`.
+    pub(crate) fn new<T: Pod>(direction: Direction, tag: u32, memory: impl MessageMemory) -> Self {
+        Self { direction, tag, element: ElementType::of::<T>(), memory: Box::new(memory) }
     }
 }
 
@@ -60,13 +99,16 @@ impl NewMessage {
 pub(crate) enum Direction {
     To(usize),
     From(usize),
+    FromAny,
 }
 
 impl Direction {
-    /// Returns the other rank.
-    pub(crate) const fn peer(self) -> usize {
-        let (Self::To(peer) | Self::From(peer)) = self;
-        peer
+    /// Returns the other rank, if it is known.
+    pub(crate) const fn peer(self) -> Option<usize> {
+        match self {
+            Self::To(peer) | Self::From(peer) => Some(peer),
+            Self::FromAny => None,
+        }
     }
 }
 
@@ -196,7 +238,8 @@ pub(super) struct StartedReceive {
     pub(super) id: u64,
     pub(super) operation: u64,
     position: usize,
-    pub(super) from: usize,
+    /// The sender; `None` for any rank.
+    pub(super) from: Option<usize>,
     pub(super) encoded: Fingerprint,
     pub(super) call: Call,
     pub(super) memory: Box<dyn MessageMemory>,
@@ -226,14 +269,21 @@ struct StartedOperation {
 }
 
 impl StartedReceive {
-    /// Prepares the receive for a message with this length in bytes.
-    pub(super) fn accept(&mut self, len: usize) -> Result<(), Refusal> {
-        let expected = self.memory.bytes().len();
-        if len != expected {
-            return Err(Refusal::Length(expected));
-        }
+    /// Prepares the receive for a message of this rank with this length in bytes.
+    pub(super) fn accept(&mut self, from: usize, len: usize) -> Result<(), Refusal> {
+        self.memory.accept(from, len)?;
         self.state = ReceiveState::Matched;
         Ok(())
+    }
+
+    /// Returns `true` if no message has matched the receive, and it takes one of this rank.
+    pub(super) fn is_open_for(&self, from: usize) -> bool {
+        self.state == ReceiveState::Open && self.from.is_none_or(|wanted| wanted == from)
+    }
+
+    /// Returns `true` if no message has matched the receive, and it takes one of any rank.
+    pub(super) fn is_open_for_any(&self) -> bool {
+        self.state == ReceiveState::Open && self.from.is_none()
     }
 }
 
@@ -317,11 +367,19 @@ impl StartedMessages {
         operation.is_some_and(|operation| operation.memories.len() == open)
     }
 
-    /// Returns the operation that a failure with this peer belongs to.
+    /// Returns the operation that a failure with this peer belongs to: one that names the peer, or a receive from any
+    /// rank.
     fn operation_with(&self, is_meant: impl Fn(usize) -> bool) -> Option<u64> {
-        let receive = self.receives.iter().find(|receive| is_meant(receive.from));
+        let receive = self.receives.iter().find(|receive| receive.from.is_some_and(&is_meant));
+        let send = || self.sends.iter().find(|send| is_meant(send.to)).map(|send| send.operation);
+        let any = || self.receives.iter().find(|receive| receive.is_open_for_any());
         let receive = receive.map(|receive| receive.operation);
-        receive.or_else(|| self.sends.iter().find(|send| is_meant(send.to)).map(|send| send.operation))
+        receive.or_else(send).or_else(|| any().map(|receive| receive.operation))
+    }
+
+    /// Returns the receive from any rank of an operation, if no message has matched it.
+    pub(super) fn open_any(&self, number: u64) -> Option<&StartedReceive> {
+        self.receives.iter().find(|receive| receive.operation == number && receive.is_open_for_any())
     }
 }
 
@@ -454,11 +512,11 @@ impl Engine {
                     let send = StartedSend { operation: number, position, to, encoded, call, memory };
                     self.messages.started.sends.push(send);
                 }
-                Direction::From(from) => self.add_receive(StartedReceive {
+                Direction::From(_) | Direction::FromAny => self.add_receive(StartedReceive {
                     id: self.messages.started.receives_started,
                     operation: number,
                     position,
-                    from,
+                    from: direction.peer(),
                     encoded,
                     call,
                     memory,
@@ -473,8 +531,7 @@ impl Engine {
     fn add_receive(&mut self, mut started: StartedReceive) {
         self.messages.started.receives_started += 1;
         let (id, number) = (started.id, started.operation);
-        let mut receive =
-            Receive::started(started.from, started.call, started.encoded, started.memory.bytes_mut());
+        let mut receive = Receive::started(started.from, started.call, started.encoded, &mut *started.memory);
         let matched = self.match_kept(Claimant::Started(id), &mut receive);
         let failed = match matched {
             Ok(KeptMatch::Nothing) => None,
@@ -496,11 +553,11 @@ impl Engine {
 
     fn call_of_message(&self, message: &NewMessage) -> Call {
         let sender = match message.direction {
-            Direction::To(_) => self.rank().index(),
-            Direction::From(from) => from,
+            Direction::To(_) => Some(self.rank().index()),
+            Direction::From(_) | Direction::FromAny => message.direction.peer(),
         };
         let count = message.memory.bytes().len() / message.element.size();
-        self.message_call_of(message.element, count, Some(sender), message.tag)
+        self.message_call_of(message.element, count, sender, message.tag)
     }
 
     /// Ends what has ended after a call of the transport. `sent` has the positions of started sends.
@@ -545,6 +602,6 @@ impl Engine {
         let operation = started.operations.iter().find(|operation| operation.number == number);
         let first = sends.map(|send| send.call).next();
         let first = first.or_else(|| operation.map(|operation| operation.call));
-        (open.map(|receive| (Some(receive.from), receive.call)).collect(), first)
+        (open.map(|receive| (receive.from, receive.call)).collect(), first)
     }
 }

@@ -32,6 +32,7 @@ mod refusals;
 mod shaped;
 mod sizes;
 mod started;
+mod started_from_any;
 mod store;
 mod strided;
 mod traffic;

@@ -46,11 +46,16 @@ impl Engine {
     /// Ends all started messages if one of them can get no message because too many others are kept.
     pub(in crate::engine) fn fail_behind_full_queue(&mut self) {
         let EngineMessages { queues, started, .. } = &self.messages;
-        let is_behind =
-            |receive: &&StartedReceive| receive.state == ReceiveState::Open && queues[receive.from].is_full();
+        let is_behind = |receive: &&StartedReceive| {
+            let is_full = match receive.from {
+                Some(from) => queues[from].is_full(),
+                None => queues.iter().all(MessageQueue::is_full),
+            };
+            receive.state == ReceiveState::Open && is_full
+        };
         if let Some(receive) = started.receives.iter().find(is_behind) {
             let (number, call, from) = (receive.operation, receive.call, receive.from);
-            let error = self.too_many_kept(&call, Some(from));
+            let error = self.too_many_kept(&call, from);
             self.fail_started(Some((number, error)));
         }
     }

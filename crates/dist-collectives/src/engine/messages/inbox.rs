@@ -18,6 +18,8 @@ pub(super) struct Receives<'c, 'm> {
     pub(super) list: &'c mut [Receive<'m>],
     /// The number of receives from any rank that no message has matched yet.
     pub(super) open_any: usize,
+    /// The rank that the next receive from any rank looks at first.
+    pub(super) next_source: &'c mut usize,
     /// The probe of this call, until its message has arrived.
     pub(super) probe: Option<Probe>,
     /// `true` if the call does not wait.
@@ -46,9 +48,7 @@ pub(super) struct BesideStarted {
 impl Receives<'_, '_> {
     /// Returns the receive that takes a message of this rank with this tag: the oldest open one.
     pub(super) fn open(&self, from: usize, tag: Option<u32>) -> Option<Claimant> {
-        let takes = |receive: &&StartedReceive| {
-            receive.state == ReceiveState::Open && receive.from == from && receive.call.tag() == tag
-        };
+        let takes = |receive: &&StartedReceive| receive.is_open_for(from) && receive.call.tag() == tag;
         if let Some(started) = self.started.iter().find(takes) {
             return Some(Claimant::Started(started.id));
         }
@@ -58,8 +58,7 @@ impl Receives<'_, '_> {
 
     /// Returns the oldest open receive from this rank if it is of this call.
     pub(super) fn first(&self, from: usize, call: &Fingerprint) -> Option<Claimant> {
-        let is_open = |receive: &&StartedReceive| receive.state == ReceiveState::Open && receive.from == from;
-        if let Some(started) = self.started.iter().find(is_open) {
+        if let Some(started) = self.started.iter().find(|receive| receive.is_open_for(from)) {
             return (started.encoded == *call).then_some(Claimant::Started(started.id));
         }
         let is_candidate =
@@ -97,12 +96,20 @@ impl Receives<'_, '_> {
         let receive = &mut self.list[position];
         receive.accept(from, len)?;
         receive.is_open = false;
-        match receive.from {
-            Some(from) => self.queues[from].close(),
-            None => self.open_any = self.open_any.saturating_sub(1),
-        }
+        let is_any = receive.from.is_none();
+        self.close(from, is_any);
         self.queues[from].arriving = Some(ArrivingMessage::Receive(position));
         Ok(())
+    }
+
+    /// Counts an open receive less, which has matched a message of this rank.
+    fn close(&mut self, from: usize, is_any: bool) {
+        if is_any {
+            self.open_any = self.open_any.saturating_sub(1);
+            *self.next_source = (from + 1) % self.queues.len();
+        } else {
+            self.queues[from].close();
+        }
     }
 
     /// Returns the started receive with this number.
@@ -113,8 +120,10 @@ impl Receives<'_, '_> {
 
     /// Accepts a message for the started receive with this number.
     pub(super) fn accept_for_started(&mut self, id: u64, from: usize, len: usize) -> Result<(), Refusal> {
-        self.started(id).accept(len)?;
-        self.queues[from].close();
+        let receive = self.started(id);
+        receive.accept(from, len)?;
+        let is_any = receive.from.is_none();
+        self.close(from, is_any);
         self.queues[from].arriving = Some(ArrivingMessage::Started(id));
         Ok(())
     }

@@ -19,7 +19,7 @@ pub(crate) use queue::FoundMessage;
 use queue::{ArrivingMessage, MessageQueue, Probe};
 pub(super) use queue::{Claimant, KeptMatch};
 use receive::Destination;
-pub(super) use receive::Receive;
+pub(super) use receive::{ByteVector, Receive};
 
 /// The messages of an engine.
 #[derive(Debug, Default)]
@@ -51,6 +51,14 @@ impl EngineMessages {
         match self.encoded {
             Some((last, last_tag, encoded)) if (last, last_tag) == (element, tag) => encoded,
             _ => self.encoded.insert((element, tag, call.encode())).2,
+        }
+    }
+
+    /// Records the sender of the message that a receive has matched, so that a receive from any rank looks at another one
+    /// next.
+    fn record_sender(&mut self, receive: &Receive<'_>, ranks: usize) {
+        if receive.from.is_none() {
+            self.next_source = (receive.received.0 + 1) % ranks;
         }
     }
 
@@ -133,11 +141,8 @@ impl Engine {
 
     /// Receives one message. Returns its sender and its length in bytes.
     fn receive_one(&mut self, mut receive: Receive<'_>, options: &CallOptions<'_>) -> Result<(usize, usize)> {
-        let (call, is_any) = (receive.call, receive.from.is_none());
+        let call = receive.call;
         self.exchange_messages(&call, &[], std::slice::from_mut(&mut receive), options)?;
-        if is_any {
-            self.messages.next_source = (receive.received.0 + 1) % self.world_size();
-        }
         Ok(receive.received)
     }
 
@@ -312,6 +317,7 @@ impl Engine {
             started: &mut [],
             list: part.receives,
             open_any,
+            next_source,
             probe,
             returns_at_once,
             refused: None,
@@ -350,6 +356,7 @@ impl Engine {
             if let Some(kept) = queue.take(tag) {
                 self.check_fits(from, receive, &kept.call, kept.bytes.len())?;
                 receive.fill(&kept);
+                self.messages.record_sender(receive, ranks);
                 return Ok(KeptMatch::Filled);
             }
             let arriving = queue.unclaimed().filter(|message| message.call.tag() == tag);
@@ -357,6 +364,7 @@ impl Engine {
             let Some((call, len)) = arriving else { continue };
             self.check_fits(from, receive, &call, len)?;
             receive.is_open = false;
+            self.messages.record_sender(receive, ranks);
             if let Some(ArrivingMessage::Kept { claimed_by, .. }) = &mut self.messages.queues[from].arriving {
                 *claimed_by = Some(claimant);
             }

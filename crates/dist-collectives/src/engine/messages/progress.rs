@@ -39,17 +39,22 @@ impl Engine {
                 _ => (due.deadline(), Only::Call),
             };
             let only = self.transport.runtime().expired(deadline).then_some(first);
-            match self.exchange_once(part, Some(waits_for), only, deadline) {
-                Ok(()) if part.ask.returns_at_once => return Ok(()),
-                Ok(()) if matches!(only, Some(Only::Call)) && part.waits_for_any() => {
+            if let Err((refused, source)) = self.exchange_once(part, Some(waits_for), only, deadline) {
+                return Err(self.fail_beside(call, part, (refused, only), source));
+            }
+            match only {
+                Some(Only::Started(number)) if self.fail_unanswered(number, deadline) => {
+                    return Err(self.aborted(call));
+                }
+                _ if part.ask.returns_at_once => return Ok(()),
+                Some(Only::Call) if part.waits_for_any() => {
                     let open = part.receives.iter().find(|receive| receive.is_open);
                     let call = open.map_or(*call, |receive| receive.call);
                     let error = self.unanswered(&call, None, due);
                     self.fail_started(None);
                     return Err(error);
                 }
-                Ok(()) => {}
-                Err((refused, source)) => return Err(self.fail_beside(call, part, (refused, only), source)),
+                _ => {}
             }
         }
     }
@@ -58,12 +63,24 @@ impl Engine {
     /// whose deadline has passed.
     pub(in crate::engine) fn move_started(&mut self, only: Option<u64>, deadline: Deadline) {
         let mut nothing = CallPart { sends: &[], receives: &mut [], ask: Ask::NOTHING, is_sent: Vec::new() };
-        let only = only.map(Only::Started);
         self.fail_behind_full_queue();
-        if let Err((refused, source)) = self.exchange_once(&mut nothing, None, only, deadline) {
-            let owner = self.owner(refused, only, &source);
-            self.fail_started_by(owner, source);
+        match (self.exchange_once(&mut nothing, None, only.map(Only::Started), deadline), only) {
+            (Err((refused, source)), _) => {
+                let owner = self.owner(refused, only.map(Only::Started), &source);
+                self.fail_started_by(owner, source);
+            }
+            (Ok(()), Some(number)) => drop(self.fail_unanswered(number, deadline)),
+            (Ok(()), None) => {}
         }
+    }
+
+    /// Ends an operation whose deadline has passed if it still receives from any rank. Returns `false` if it does not.
+    fn fail_unanswered(&mut self, number: u64, deadline: Deadline) -> bool {
+        let Some(receive) = self.messages.started.open_any(number) else { return false };
+        let call = receive.call;
+        let error = self.unanswered(&call, None, &deadline.into());
+        self.fail_started(Some((number, error)));
+        true
     }
 
     /// Sends and receives the messages of a call, if there is one, and the started ones, until one of them has ended,
@@ -81,8 +98,7 @@ impl Engine {
         let StartedMessages { sends: started_sends, receives: started_receives, commands, .. } = started;
         list_all_sources((queues, sources), (part, started_receives), only, *next_source, ranks);
         let takes_call = !matches!(only, Some(Only::Started(_)));
-        let is_any = |receive: &&Receive<'_>| takes_call && receive.is_open && receive.from.is_none();
-        let open_any = part.receives.iter().filter(is_any).count();
+        let open_any = count_open_any(part, started_receives, only);
         let interrupt = commands.as_ref().map(|commands| commands.interrupt.clone()).unwrap_or_default();
         let of_started = list_sends(started_sends, part, only);
         let parts: Vec<[&[u8]; 1]> =
@@ -109,6 +125,7 @@ impl Engine {
             started: started_receives,
             list: &mut *part.receives,
             open_any,
+            next_source,
             probe: part.ask.probe.filter(|_| takes_call),
             returns_at_once: part.ask.returns_at_once,
             refused: None,
@@ -249,6 +266,24 @@ pub(super) fn list_sends(sends: &[StartedSend], part: &CallPart<'_, '_>, only: O
     (0..sends.len()).filter(|&index| is_listed(sends[index].to)).collect()
 }
 
+/// Returns `true` if a started receive is moved: all are, or only those of one part.
+fn is_moved(receive: &StartedReceive, only: Option<Only>) -> bool {
+    match only {
+        None => true,
+        Some(Only::Call) => false,
+        Some(Only::Started(number)) => receive.operation == number,
+    }
+}
+
+/// Returns the number of open receives from any rank of a call and of the started receives, or of one part.
+fn count_open_any(part: &CallPart<'_, '_>, started: &[StartedReceive], only: Option<Only>) -> usize {
+    let takes_call = !matches!(only, Some(Only::Started(_)));
+    let of_call = part.receives.iter().filter(|receive| receive.is_open && receive.from.is_none());
+    let of_call = if takes_call { of_call.count() } else { 0 };
+    let is_any = |receive: &&StartedReceive| receive.is_open_for_any() && is_moved(receive, only);
+    of_call + started.iter().filter(is_any).count()
+}
+
 /// Lists the ranks that a call receives from, and counts the open receives of each. Returns the number of open receives
 /// from any rank.
 pub(super) fn list_sources(
@@ -307,11 +342,6 @@ pub(super) fn list_all_sources(
         (queue.open, queue.has_left) = (0, false);
     }
     let takes_call = !matches!(only, Some(Only::Started(_)));
-    let takes_started = |receive: &StartedReceive| match only {
-        None => true,
-        Some(Only::Call) => false,
-        Some(Only::Started(number)) => receive.operation == number,
-    };
     let mut is_any = takes_call && part.ask.probe.is_some_and(|probe| probe.from.is_none());
     for receive in part.receives.iter().filter(|receive| takes_call && receive.is_open) {
         match receive.from {
@@ -319,14 +349,16 @@ pub(super) fn list_all_sources(
             None => is_any = true,
         }
     }
-    for receive in started.iter().filter(|receive| takes_started(receive)) {
-        if receive.state == ReceiveState::Open {
-            queues[receive.from].open += 1;
+    for receive in started.iter().filter(|receive| is_moved(receive, only)) {
+        match receive.from {
+            _ if receive.state != ReceiveState::Open => {}
+            Some(from) => queues[from].open += 1,
+            None => is_any = true,
         }
     }
     let is_probed = |from: usize| takes_call && part.ask.probe.is_some_and(|probe| probe.from == Some(from));
     let is_arriving = |from: usize| match queues[from].arriving_started() {
-        Some(id) => started.iter().any(|receive| receive.id == id && takes_started(receive)),
+        Some(id) => started.iter().any(|receive| receive.id == id && is_moved(receive, only)),
         None => takes_call && queues[from].is_receiving(),
     };
     let is_source = |from: &usize| is_any || queues[*from].open > 0 || is_probed(*from) || is_arriving(*from);

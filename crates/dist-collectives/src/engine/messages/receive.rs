@@ -5,6 +5,7 @@ use dist_transport::{Fingerprint, Refusal};
 
 use super::queue::KeptMessage;
 use crate::Call;
+use crate::engine::MessageMemory;
 
 /// A receive of the current call.
 pub(in crate::engine) struct Receive<'a> {
@@ -27,16 +28,19 @@ pub(super) enum Destination<'a> {
     UpTo(&'a mut [u8]),
     /// A vector that takes the length of the message.
     Vector(&'a mut dyn ByteVector),
+    /// The memory of a started receive.
+    Started(&'a mut dyn MessageMemory),
 }
 
 impl Destination<'_> {
-    /// Prepares the destination for a message with this length in bytes.
-    pub(super) fn accept(&mut self, len: usize) -> Result<(), Refusal> {
+    /// Prepares the destination for a message of this rank with this length in bytes.
+    pub(super) fn accept(&mut self, from: usize, len: usize) -> Result<(), Refusal> {
         match self {
             Self::Exact(memory) if memory.len() == len => Ok(()),
             Self::UpTo(memory) if memory.len() >= len => Ok(()),
             Self::Exact(memory) | Self::UpTo(memory) => Err(Refusal::Length(memory.len())),
             Self::Vector(vector) => vector.resize_bytes(len),
+            Self::Started(memory) => memory.accept(from, len),
         }
     }
 
@@ -45,6 +49,7 @@ impl Destination<'_> {
         match self {
             Self::Exact(memory) | Self::UpTo(memory) => &mut memory[..len],
             Self::Vector(vector) => vector.bytes(),
+            Self::Started(memory) => memory.bytes_mut(),
         }
     }
 }
@@ -60,13 +65,13 @@ impl<'a> Receive<'a> {
     }
 
     /// Creates a receive into the memory of a started one.
-    pub(in crate::engine) const fn started(
-        from: usize,
+    pub(in crate::engine) fn started(
+        from: Option<usize>,
         call: Call,
         encoded: Fingerprint,
-        memory: &'a mut [u8],
+        memory: &'a mut dyn MessageMemory,
     ) -> Self {
-        Self::new(Some(from), call, encoded, Destination::Exact(memory))
+        Self::new(from, call, encoded, Destination::Started(memory))
     }
 
     /// Returns `true` if the receive takes messages of this rank with this tag.
@@ -76,7 +81,7 @@ impl<'a> Receive<'a> {
 
     /// Prepares the receive for a message of this rank with this length in bytes.
     pub(super) fn accept(&mut self, from: usize, len: usize) -> Result<(), Refusal> {
-        self.destination.accept(len)?;
+        self.destination.accept(from, len)?;
         self.received = (from, len);
         Ok(())
     }
@@ -94,7 +99,7 @@ impl<'a> Receive<'a> {
 }
 
 /// A vector of any elements, as bytes.
-pub(super) trait ByteVector {
+pub(in crate::engine) trait ByteVector {
     /// Resizes the vector to this number of bytes.
     fn resize_bytes(&mut self, len: usize) -> Result<(), Refusal>;
 
