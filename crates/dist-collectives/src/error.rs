@@ -380,6 +380,19 @@ pub enum Error {
         /// The time limit of the receive.
         limit: Duration,
     },
+    /// Ranks wait for each other in a circle: each for a message of the next one, in calls of one communicator. They would
+    /// wait forever, so the job is aborted.
+    #[error("{call} failed: {}{}", circle(.waits, *.count), instead_of(.instead))]
+    CircularWait {
+        /// The current call of this rank.
+        call: Box<Call>,
+        /// The first ranks of the circle, at most 16, each with the rank that it waits for.
+        waits: Vec<WaitingRank>,
+        /// The number of ranks in the circle.
+        count: usize,
+        /// The oldest messages that have come instead of the awaited one, at most eight.
+        instead: Vec<Call>,
+    },
     /// A peer has sent 64 MiB or more in messages that no receive has matched, and this rank keeps no more of them.
     /// The job is aborted, because the awaited message may come behind them.
     #[error("{call} failed: rank {peer} has sent too many messages that must be received before: {}", list(.instead))]
@@ -515,6 +528,7 @@ impl Error {
             | Self::Unmatched { call, .. }
             | Self::UnmatchedAny { call, .. }
             | Self::NoneSent { call, .. }
+            | Self::CircularWait { call, .. }
             | Self::TooManyKept { call, .. }
             | Self::Transport { call, .. }
             | Self::Schedule { call, .. } => Some(call),
@@ -524,7 +538,9 @@ impl Error {
 
     /// Replaces the call of this rank by the call that it is a part of.
     pub(crate) fn in_other_call(mut self, other: &Call) -> Self {
-        if let Self::Transport { call, .. } | Self::Aborted { call, .. } = &mut self {
+        if let Self::Transport { call, .. } | Self::Aborted { call, .. } | Self::CircularWait { call, .. } =
+            &mut self
+        {
             **call = *other;
         }
         self
@@ -543,6 +559,10 @@ impl Error {
                 }
                 None => Self::Transport { call: ours, source: source.into() },
             },
+            TransportError::Aborted(Abort { cause: Cause::CircularWait { waits, count }, .. }) => {
+                let waits = waits.iter().map(WaitingRank::decode).collect();
+                Self::CircularWait { call: ours, waits, count: *count, instead: Vec::new() }
+            }
             TransportError::Aborted(abort) => {
                 let theirs = match &abort.cause {
                     Cause::Mismatch { theirs } => Call::decode(theirs),
@@ -566,6 +586,37 @@ impl Error {
             _ => Self::Transport { call: ours, source: source.into() },
         }
     }
+}
+
+/// A rank of a circle of waits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WaitingRank {
+    /// The rank, by its number in the world.
+    pub rank: usize,
+    /// The rank that it waits for.
+    pub on: usize,
+    /// The call that it waits in, if it is one of this crate.
+    pub call: Option<Box<Call>>,
+}
+
+impl WaitingRank {
+    fn decode(wait: &dist_transport::CircularWait) -> Self {
+        Self { rank: wait.rank, on: wait.on, call: Call::decode(&wait.call).map(Box::new) }
+    }
+}
+
+/// Describes ranks that wait for each other.
+fn circle(waits: &[WaitingRank], count: usize) -> String {
+    let wait = |WaitingRank { rank, on, call }: &WaitingRank| match call {
+        Some(call) => format!("rank {rank} waits for rank {on} in {call}"),
+        None => format!("rank {rank} waits for rank {on}"),
+    };
+    let list = waits.iter().map(wait).collect::<Vec<_>>().join("; ");
+    let more = match count.saturating_sub(waits.len()) {
+        0 => String::new(),
+        more => format!("; and {more} more"),
+    };
+    format!("{count} ranks wait for each other: {list}{more}")
 }
 
 /// Describes the messages that have come instead of an awaited one.
@@ -614,6 +665,9 @@ fn because(
 /// Returns a message about the cause of an abort. If two ranks were in different calls, it says in what the calls
 /// differ.
 pub fn explain(abort: &Abort) -> String {
+    if let Cause::CircularWait { waits, count, .. } = &abort.cause {
+        return circle(&waits.iter().map(WaitingRank::decode).collect::<Vec<_>>(), *count);
+    }
     let calls = match &abort.cause {
         Cause::Mismatch { theirs } => Call::decode(theirs).zip(Call::decode(&abort.call)),
         _ => None,

@@ -124,6 +124,10 @@ fn run(world_size: usize, program: &TransportProgram, join: fn(Arc<World>) -> Bo
 struct Messages;
 
 impl Fabric for Messages {
+    fn finds_circles(&self) -> bool {
+        false
+    }
+
     fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
         run(world_size, &program, |world| Box::new(MpiTransport::new(world)));
     }
@@ -141,6 +145,10 @@ impl Fabric for Messages {
 struct WithMemory;
 
 impl Fabric for WithMemory {
+    fn finds_circles(&self) -> bool {
+        false
+    }
+
     fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
         run(world_size, &program, |world| {
             let due = world.runtime.deadline(Duration::from_secs(60)).into();

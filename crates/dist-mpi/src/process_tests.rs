@@ -44,6 +44,10 @@ static PROGRAMS: AtomicUsize = AtomicUsize::new(0);
 struct ProcessesWithMessages;
 
 impl Fabric for ProcessesWithMessages {
+    fn finds_circles(&self) -> bool {
+        false
+    }
+
     fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
         run(world_size, &program, None, |world| Ok(MpiTransport::new(world)));
     }
@@ -65,6 +69,10 @@ impl Fabric for ProcessesWithMessages {
 struct ProcessesWithMemory;
 
 impl Fabric for ProcessesWithMemory {
+    fn finds_circles(&self) -> bool {
+        false
+    }
+
     fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
         run(world_size, &program, None, |world| {
             let due = world.runtime.deadline(Duration::from_secs(60)).into();
@@ -85,6 +93,10 @@ impl Fabric for ProcessesWithMemory {
 struct ProcessesWithLibrary;
 
 impl Fabric for ProcessesWithLibrary {
+    fn finds_circles(&self) -> bool {
+        false
+    }
+
     fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
         run(world_size, &program, Some(1), |world| Ok(MpiTransport::new(world)));
     }

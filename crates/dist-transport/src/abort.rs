@@ -6,6 +6,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::Fingerprint;
+#[cfg(any(feature = "tcp", feature = "sim"))]
+use crate::error::NAMED_MAX;
 use crate::error::{named_ranks, rounded};
 
 /// The first failure of a job. The first writer wins, and every rank receives the record.
@@ -21,8 +23,36 @@ pub struct Abort {
     pub call: Fingerprint,
 }
 
+/// A rank of a circle of waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CircularWait {
+    /// The rank, by its number in the world.
+    pub rank: usize,
+    /// The rank that it waits for.
+    pub on: usize,
+    /// The call that it waits in.
+    pub call: Fingerprint,
+}
+
+impl fmt::Display for CircularWait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} waits for rank {}", self.rank, self.on)
+    }
+}
+
 #[cfg(any(feature = "tcp", feature = "sim"))]
 impl Abort {
+    /// Creates the record of ranks of which each waits for the next one in this list, and the last one for the first.
+    pub(crate) fn circle(mut waits: Vec<CircularWait>, reporter: usize) -> Self {
+        let first = (0..waits.len()).min_by_key(|&index| waits[index].rank).unwrap_or(0);
+        waits.rotate_left(first);
+        let own = waits.iter().find(|wait| wait.rank == reporter).copied();
+        let (rank, call) = own.map_or((reporter, Fingerprint::NONE), |wait| (wait.on, wait.call));
+        let count = waits.len();
+        waits.truncate(NAMED_MAX);
+        Self { cause: Cause::CircularWait { waits, count }, rank, reporter, call }
+    }
+
     /// Returns this record with the last rank in a chain of waits as its rank, if the cause is a timeout.
     /// `waits_for` returns the rank for which another one waits in a call. If the ranks wait in a cycle, the
     /// record does not change.
@@ -59,6 +89,12 @@ impl fmt::Display for Abort {
             Cause::Unreachable => {
                 let (lower, upper) = (rank.min(reporter), rank.max(reporter));
                 write!(f, "rank {lower} and rank {upper} cannot reach each other")
+            }
+            Cause::CircularWait { waits, count } => {
+                let all: Vec<_> = waits.iter().map(CircularWait::to_string).collect();
+                let more = count.saturating_sub(waits.len());
+                let more = if more > 0 { format!("; {more} more ranks wait") } else { String::new() };
+                write!(f, "{count} ranks wait for each other: {}{more}", all.join("; "))
             }
             Cause::NotInTime { missing, count, .. } => {
                 let missing = named_ranks(missing, *count);
@@ -116,6 +152,15 @@ pub enum Cause {
     /// A peer waited for it until the deadline.
     #[error("was waited for until the deadline")]
     TimedOut,
+    /// Ranks wait for each other's messages in a circle, and no message is on its way. None of them is more to blame than the
+    /// others.
+    #[error("waits in a circle with others")]
+    CircularWait {
+        /// The first waits of the circle, at most 16. Each rank waits for the next one.
+        waits: Vec<CircularWait>,
+        /// The number of ranks in the circle.
+        count: usize,
+    },
     /// The rank was in another call than the reporter: one of the two made a call that the other did not make.
     #[error("was in another call than a peer")]
     Mismatch {
@@ -169,7 +214,7 @@ impl Cause {
     #[cfg(feature = "tcp")]
     pub(crate) fn not_in_time(mut missing: Vec<usize>, limit: Duration) -> Self {
         let count = missing.len();
-        missing.truncate(crate::error::NAMED_MAX);
+        missing.truncate(NAMED_MAX);
         let limit = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
         Self::NotInTime { missing, count, limit: Duration::from_millis(limit) }
     }

@@ -437,6 +437,7 @@ impl Error {
             | Self::Closed { peer, .. }
             | Self::Io { peer, .. } => Some(*peer),
             Self::OtherWorldSize { rank, .. } | Self::OtherSocketsPerPeer { rank, .. } => Some(*rank),
+            Self::Aborted(Abort { cause: Cause::CircularWait { .. }, .. }) => None,
             Self::Aborted(abort) => Some(abort.rank),
             _ => None,
         }

@@ -41,7 +41,7 @@ mod version;
 mod wait;
 mod warning;
 
-pub use abort::{Abort, Cause, Chain};
+pub use abort::{Abort, Cause, Chain, CircularWait};
 pub use channel::ChannelId;
 pub use error::{Activity, Error, Result};
 pub use fingerprint::Fingerprint;

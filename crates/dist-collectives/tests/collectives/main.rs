@@ -5,6 +5,7 @@ mod arguments;
 mod barriers;
 mod batches;
 mod calls;
+mod circles;
 mod coalesced;
 mod costs;
 mod custom_ops;

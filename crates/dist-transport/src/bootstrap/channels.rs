@@ -5,10 +5,11 @@
 //! makes the forks of each channel in order, the [`ForkPath`] of a channel tells whether it was made.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use crate::ChannelId;
 use crate::bootstrap::session::lock;
+use crate::link::counts::MessageCounts;
 
 /// The most forks between the world's channel and a channel that can be asked about.
 pub(crate) const DEPTH_MAX: usize = 8;
@@ -71,6 +72,8 @@ pub(crate) struct Channels(Mutex<HashMap<ChannelId, Channel>>);
 
 #[derive(Debug, Default)]
 struct Channel {
+    /// The counts of its messages, once a transport has entered it.
+    counts: Option<Arc<MessageCounts>>,
     /// The number of forks of this channel.
     forks: u64,
     /// The last channels that this process has made from it as [local](LOCAL) forks and has left, the newest first.
@@ -103,8 +106,16 @@ impl Channels {
         Self(Mutex::new(HashMap::from([(ChannelId::WORLD, Channel::default())])))
     }
 
-    pub(crate) fn enter(&self, channel: ChannelId) {
-        lock(&self.0).entry(channel).or_default();
+    /// Records that a transport has entered a channel and counts its messages here.
+    pub(crate) fn enter(&self, channel: ChannelId, counts: &Arc<MessageCounts>) {
+        lock(&self.0).entry(channel).or_default().counts = Some(Arc::clone(counts));
+    }
+
+    /// Returns the number of messages that this rank has begun to send to a member of a channel.
+    pub(crate) fn sent(&self, channel: ChannelId, to: usize) -> Option<u64> {
+        let here = lock(&self.0);
+        let counts = here.get(&channel)?.counts.as_ref()?;
+        (to < counts.ranks()).then(|| counts.sent(to))
     }
 
     /// Records that a channel was forked. Called after the new channel was entered. The members are numbered
@@ -196,6 +207,10 @@ impl Channels {
 mod tests {
     use super::*;
 
+    fn enter(channels: &Channels, channel: ChannelId) {
+        channels.enter(channel, &Arc::new(MessageCounts::new(2)));
+    }
+
     /// Returns the paths of a channel, of a fork of it, and of a fork of that.
     fn line() -> [ForkPath; 3] {
         let child = |of: &ForkPath, number| {
@@ -217,9 +232,9 @@ mod tests {
         assert_eq!(left(), [false; 3], "none was made yet");
         fork(ChannelId::WORLD, 1);
         assert_eq!(left(), [false; 3], "others were made");
-        channels.enter(first.channel());
+        enter(&channels, first.channel());
         fork(ChannelId::WORLD, 2);
-        channels.enter(second.channel());
+        enter(&channels, second.channel());
         fork(first.channel(), 0);
         assert_eq!(left(), [false; 3], "two are here, and the third can still be made");
         channels.leave(first.channel(), Some(&first));
@@ -238,7 +253,7 @@ mod tests {
             .map(|channel| ForkPath::default().local_child(channel).unwrap());
         let left = || [one, other].map(|origin| channels.has_left(&origin));
         channels.record_fork(ChannelId::WORLD, 5, ChannelId::WORLD.child(5, &[0]), vec![0]);
-        channels.enter(one.channel());
+        enter(&channels, one.channel());
         assert_eq!(left(), [false; 2]);
         channels.leave(one.channel(), Some(&one));
         assert_eq!(left(), [true, false]);
@@ -247,7 +262,7 @@ mod tests {
     #[test]
     fn a_channel_whose_parents_were_all_left_is_still_here() {
         let (channels, [first, second, third]) = (Channels::new(), line());
-        channels.enter(third.channel());
+        enter(&channels, third.channel());
         channels.leave(ChannelId::WORLD, Some(&ForkPath::default()));
         assert_eq!([first, second, third].map(|origin| channels.has_left(&origin)), [true, true, false]);
     }
@@ -258,7 +273,7 @@ mod tests {
         let named = || [first, second, third].map(|origin| channels.named_instead(&origin));
         channels.record_fork(ChannelId::WORLD, 2, first.channel(), vec![0, 1]);
         assert_eq!(named(), [None, None, None], "the first is the same, the others were not made");
-        channels.enter(first.channel());
+        enter(&channels, first.channel());
         channels.record_fork(first.channel(), 0, first.channel().child(0, &[1, 0]), vec![1, 0]);
         assert_eq!(named(), [None, Some(vec![1, 0]), Some(vec![1, 0])]);
         (0..2 * MADE_MAX as u64).for_each(|number| {

@@ -16,7 +16,7 @@ use crate::error::NAMED_MAX;
 use crate::link::socket;
 use crate::shm_group::CALLS_MAX;
 use crate::store::MESSAGE_BYTES_MAX;
-use crate::{Abort, Cause, ChannelId, Fingerprint, Result};
+use crate::{Abort, Cause, ChannelId, CircularWait, Fingerprint, Result};
 
 pub(crate) const FRAME_BYTES: usize = 256;
 
@@ -69,6 +69,12 @@ pub(crate) enum Frame {
     /// The rank has been waiting for a while on this channel, or waits no longer. `calls` are its last calls
     /// there, the current one first.
     Waiting { channel: ChannelId, wait: WaitReport, calls: [Fingerprint; CALLS_MAX] },
+    /// Asks the rank how many messages it has begun to send on this channel to the member with this number.
+    AskSent { channel: ChannelId, to: u32 },
+    /// Answers that question.
+    Sent { channel: ChannelId, to: u32, messages: u64 },
+    /// A wait of the circle that the next abort is about.
+    Circle(CircularWait),
     /// A piece of a request to the store, or of its reply, which has the same number. The pieces of a message
     /// follow each other, with no piece of another message between them.
     Store { number: u64, is_last: bool, piece: Vec<u8> },
@@ -125,6 +131,8 @@ impl StoreInbox {
 pub(crate) struct WaitReport {
     /// The rank that it waits for, or itself if it waits no longer.
     pub(crate) on: u32,
+    /// The number of the waiting rank in the group of the channel.
+    pub(crate) index: u32,
     /// The message or signal that is missing from that rank, and the number of earlier ones that have arrived.
     pub(crate) missing: Missing,
     /// The number of messages that it has begun to send to that rank.
@@ -136,7 +144,8 @@ pub(crate) struct WaitReport {
 /// The message or signal for which a rank waits, and the number of earlier ones that have arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Missing {
-    /// Room for a message, or a message of any of several ranks. Such waits are not compared.
+    /// Room for a message, a message of any of several ranks, or anything that another thread of this rank may end. Such
+    /// waits are not compared.
     Anything,
     /// A message.
     Message(u64),
@@ -293,6 +302,11 @@ impl Frame {
                 frame.number(21_u32).long(number).number(is_last.into()).piece(piece)
             }
             Self::CancelStore { number } => frame.number(22_u32).long(number),
+            Self::AskSent { channel, to } => frame.number(23_u32).long(channel.get()).number(to),
+            Self::Sent { channel, to, messages } => {
+                frame.number(24_u32).long(channel.get()).number(to).long(messages)
+            }
+            Self::Circle(wait) => frame.number(25_u32).rank(wait.rank).rank(wait.on).bytes(&wait.call.0),
         };
         frame.bytes
     }
@@ -333,6 +347,13 @@ impl Frame {
                 Self::Store { number, is_last, piece: frame.piece()? }
             }
             22 => Self::CancelStore { number: frame.long() },
+            23 => Self::AskSent { channel: frame.channel(), to: frame.number() },
+            24 => Self::Sent { channel: frame.channel(), to: frame.number(), messages: frame.long() },
+            25 => Self::Circle(CircularWait {
+                rank: frame.number() as usize,
+                on: frame.number() as usize,
+                call: Fingerprint(frame.bytes()),
+            }),
             _ => return None,
         })
     }
@@ -375,6 +396,10 @@ fn encode_cause(cause: &Cause) -> (u32, [u8; Cause::WHY_BYTES]) {
             details[16..32].copy_from_slice(numbers.as_flattened());
             14
         }
+        Cause::CircularWait { count, .. } => {
+            details[..8].copy_from_slice(&(*count as u64).to_le_bytes());
+            15
+        }
         Cause::Unreachable => 11,
         Cause::Length { expected, got } => {
             details[..16].copy_from_slice([expected.to_le_bytes(), got.to_le_bytes()].as_flattened());
@@ -412,6 +437,8 @@ fn decode_cause(kind: u32, details: [u8; Cause::WHY_BYTES]) -> Option<Cause> {
             let host = IpAddr::from(Ipv6Addr::from(fields.bytes::<16>())).to_canonical();
             Cause::HostLost { host, hosts: fields.size(), ranks: fields.size() }
         }
+        // The waits are in frames of their own.
+        15 => Cause::CircularWait { waits: Vec::new(), count: fields.size() },
         11 => Cause::Unreachable,
         _ => return None,
     })
@@ -439,9 +466,11 @@ impl Encoder {
 
     fn abort(&mut self, abort: &Abort) -> &mut Self {
         let (kind, details) = encode_cause(&abort.cause);
-        let [rank, reporter] =
-            [abort.rank, abort.reporter].map(|rank| u32::try_from(rank).unwrap_or(u32::MAX));
-        self.number(kind).number(rank).number(reporter).bytes(&abort.call.0).bytes(&details)
+        self.number(kind).rank(abort.rank).rank(abort.reporter).bytes(&abort.call.0).bytes(&details)
+    }
+
+    fn rank(&mut self, rank: usize) -> &mut Self {
+        self.number(u32::try_from(rank).unwrap_or(u32::MAX))
     }
 
     fn wait(&mut self, wait: WaitReport, calls: [Fingerprint; CALLS_MAX]) -> &mut Self {
@@ -450,7 +479,10 @@ impl Encoder {
             Missing::Message(received) => (1, received),
             Missing::Signal(seen) => (2, seen),
         };
-        self.number(wait.on).bytes(bytemuck::cast_slice(&calls.map(|call| call.0))).number(kind);
+        self.number(wait.on)
+            .number(wait.index)
+            .bytes(bytemuck::cast_slice(&calls.map(|call| call.0)))
+            .number(kind);
         self.long(count).long(wait.messages).long(wait.signals)
     }
 
@@ -540,7 +572,7 @@ impl Decoder<'_> {
     }
 
     fn wait(&mut self) -> Option<(WaitReport, [Fingerprint; CALLS_MAX])> {
-        let on = self.number();
+        let (on, index) = (self.number(), self.number());
         let calls = [(); CALLS_MAX].map(|()| Fingerprint(self.bytes()));
         let (kind, count) = (self.number(), self.long());
         let missing = match kind {
@@ -549,7 +581,7 @@ impl Decoder<'_> {
             2 => Missing::Signal(count),
             _ => return None,
         };
-        Some((WaitReport { on, missing, messages: self.long(), signals: self.long() }, calls))
+        Some((WaitReport { on, index, missing, messages: self.long(), signals: self.long() }, calls))
     }
 
     fn members(&mut self) -> Vec<u32> {
@@ -792,9 +824,19 @@ mod tests {
             Frame::Store { number: u64::MAX, is_last: true, piece: vec![5; PIECE_BYTES_MAX] },
             Frame::Store { number: 1, is_last: false, piece: Vec::new() },
             Frame::CancelStore { number: 3 },
+            Frame::AskSent { channel: forks[0].channel, to: 5 },
+            Frame::Sent { channel: forks[0].channel, to: 5, messages: u64::MAX },
+            Frame::Circle(CircularWait { rank: 900_000, on: 2, call: abort.call }),
+            Frame::Abort(Abort { cause: Cause::CircularWait { waits: Vec::new(), count: 900_000 }, ..abort }),
             Frame::Waiting {
                 channel: ChannelId::WORLD.child(3, &[0]),
-                wait: WaitReport { on: 4, missing: Missing::Signal(u64::MAX), messages: 3, signals: 5 },
+                wait: WaitReport {
+                    on: 4,
+                    index: 7,
+                    missing: Missing::Signal(u64::MAX),
+                    messages: 3,
+                    signals: 5,
+                },
                 calls: [abort.call, Fingerprint::NONE, Fingerprint([8; 48]), Fingerprint([9; 48])],
             },
         ];
@@ -820,7 +862,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_frame_or_refused(bytes in prop::collection::vec(any::<u8>(), FRAME_BYTES), kind in 0_u8..24) {
+        fn any_bytes_are_a_frame_or_refused(bytes in prop::collection::vec(any::<u8>(), FRAME_BYTES), kind in 0_u8..27) {
             let mut bytes: [u8; FRAME_BYTES] = bytes.try_into().unwrap();
             bytes[..4].copy_from_slice(&[kind, 0, 0, 0]);
             if let Some(frame) = Frame::decode(&bytes) {

@@ -23,7 +23,7 @@ use crate::link::peer_link::PeerLink;
 use crate::link::shm::{self, ShmLink};
 use crate::link::socket;
 use crate::store::decode_reply;
-use crate::{Abort, Cause, Deadline, Fingerprint};
+use crate::{Abort, Cause, CircularWait, Deadline, Fingerprint};
 
 /// The state of the service thread.
 pub(crate) struct Service {
@@ -50,6 +50,8 @@ pub(crate) struct Service {
     /// Ranks that need no watching any more, or cannot be watched.
     unwatched: HashSet<usize>,
     store_inbox: StoreInbox,
+    /// The waits of the circle that the next abort is about.
+    circle: Vec<CircularWait>,
 }
 
 impl Service {
@@ -84,6 +86,7 @@ impl Service {
             watched: Vec::new(),
             unwatched: HashSet::from([session.rank.index()]),
             store_inbox: StoreInbox::default(),
+            circle: Vec::new(),
             session,
         }
     }
@@ -263,7 +266,14 @@ impl Service {
                 Ok(Some(frame)) => {
                     self.silent_by = runtime.deadline(self.session.liveness);
                     match frame {
-                        Frame::Abort(abort) => self.session.abort_state.commit(abort),
+                        Frame::Circle(wait) => self.circle.push(wait),
+                        Frame::Abort(mut abort) => {
+                            if let Cause::CircularWait { waits, .. } = &mut abort.cause {
+                                *waits = std::mem::take(&mut self.circle);
+                            }
+                            self.session.abort_state.commit(abort);
+                        }
+                        Frame::AskSent { channel, to } => self.session.report_sent(channel, to),
                         Frame::Left { rank } => self.session.record_left(rank as usize),
                         Frame::Ask { rank, origin } => self.session.answer(rank, &origin),
                         Frame::LeftChannel { rank, channel } => {

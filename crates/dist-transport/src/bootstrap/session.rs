@@ -264,6 +264,13 @@ impl Session {
         }
     }
 
+    /// Reports how many messages this rank has begun to send to a member of a channel, if it has not left the channel.
+    pub(crate) fn report_sent(&self, channel: ChannelId, to: u32) {
+        if let Some(messages) = self.channels.sent(channel, to as usize) {
+            self.outgoing.push(Frame::Sent { channel, to, messages });
+        }
+    }
+
     /// Returns `true` if memory may be shared with a rank, as far as is known.
     pub(crate) fn may_share(&self, peer: usize) -> bool {
         let is_here = || self.peer_infos[peer].host == self.peer_infos[self.rank.index()].host;
@@ -542,7 +549,7 @@ impl LongWait {
             session.report_wait(
                 channel,
                 calls,
-                WaitReport { on, missing: Missing::Anything, messages: 0, signals: 0 },
+                WaitReport { on, index: 0, missing: Missing::Anything, messages: 0, signals: 0 },
             );
         }
     }

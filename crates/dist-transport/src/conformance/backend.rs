@@ -22,6 +22,12 @@ pub trait Fabric: Sync {
     /// a promise fails on a transport that offers no memory or less reach.
     fn shared_memory(&self) -> Option<Reach>;
 
+    /// Returns `true` if ranks that wait for each other in a circle are told soon. Otherwise their waits end at a
+    /// deadline.
+    fn finds_circles(&self) -> bool {
+        true
+    }
+
     /// Returns `true` if the transports have a key-value store. If they have none, promises about it are kept
     /// trivially.
     fn has_store(&self) -> bool {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::shm_group::{ExposedRegion, SlotUse};
-use crate::{Abort, Activity, Cause, Error, Fingerprint, LazyDeadline, Transport};
+use crate::{Abort, Activity, Cause, CircularWait, Error, Fingerprint, LazyDeadline, Transport};
 
 use super::Unchecked;
 use super::backend::{AFTER_ALL_WAIT, Backend, Fabric, LONG};
@@ -56,8 +56,8 @@ pub(super) fn a_wait_ends_at_its_deadline_and_names_the_peer(fabric: &'static dy
     }
 }
 
-/// If ranks wait for each other in a chain, the last is named: it delays all others. In a cycle no rank is
-/// the last.
+/// If ranks wait for each other in a chain, the last is named: it delays all others. On a fabric that does not find circles,
+/// no rank of a circle is the last.
 pub(super) fn the_last_rank_of_a_chain_of_waits_is_named(fabric: &'static dyn Fabric) {
     fn check(backend: Backend, is_connected: bool, is_circle: bool) {
         let rank = if is_circle { 1 } else { 3 };
@@ -90,10 +90,63 @@ pub(super) fn the_last_rank_of_a_chain_of_waits_is_named(fabric: &'static dyn Fa
         });
     }
     for is_connected in [true, false] {
-        for is_circle in [true, false] {
-            check(Backend(fabric), is_connected, is_circle);
+        check(Backend(fabric), is_connected, false);
+        if !fabric.finds_circles() {
+            check(Backend(fabric), is_connected, true);
         }
     }
+}
+
+/// Ranks that wait for each other's messages in a circle are told so long before the deadline, with the call of every rank.
+pub(super) fn ranks_that_wait_in_a_circle_are_told_soon(fabric: &'static dyn Fabric) {
+    fn check(backend: Backend, world_size: usize, is_connected: bool) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            let transport = &mut *transport;
+            if is_connected {
+                exchange_a_byte_with_all(transport).unwrap();
+            }
+            transport.begin(&OURS);
+            let right = transport.rank().right().index();
+            let error = wait_in_vain(transport, right);
+            (error, await_abort(transport))
+        };
+        backend.check(world_size, program, move |ends| {
+            let wait = |rank| CircularWait { rank, on: (rank + 1) % world_size, call: OURS };
+            let waits = (0..world_size).map(wait).collect();
+            let cause = Cause::CircularWait { waits, count: world_size };
+            for (rank, (error, abort)) in ends.into_iter().enumerate() {
+                assert_eq!((&abort.cause, abort.call), (&cause, OURS), "rank {rank}");
+                assert!(!error.is_timeout() && error.peer().is_none(), "rank {rank}: {error}");
+                assert!(matches!(&error, Error::Aborted(record) if *record == abort), "rank {rank}: {error}");
+            }
+        });
+    }
+    if !fabric.finds_circles() {
+        return;
+    }
+    for world_size in [2, 3, 5] {
+        for is_connected in [true, false] {
+            check(Backend(fabric), world_size, is_connected);
+        }
+    }
+}
+
+/// A rank that waits for a message of a rank that waits, and that is late itself, is in no circle.
+pub(super) fn a_late_rank_ends_the_waits_of_all_others(fabric: &'static dyn Fabric) {
+    let program = move |mut transport: Box<dyn Transport>| {
+        let transport = &mut *transport;
+        transport.begin(&OURS);
+        let (left, right) = (transport.rank().left().index(), transport.rank().right().index());
+        if transport.rank().index() == 0 {
+            transport.runtime().sleep(SAID);
+            send(transport, left, &[1]).unwrap();
+        }
+        assert_eq!(receive(transport, right, 1).unwrap(), [1]);
+        if transport.rank().index() > 0 {
+            send(transport, left, &[1]).unwrap();
+        }
+    };
+    Backend(fabric).check(4, program, |_| {});
 }
 
 /// A rank that has waited and waits no longer delays the ranks that wait for it itself.

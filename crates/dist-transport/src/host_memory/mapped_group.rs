@@ -434,6 +434,7 @@ impl MappedGroup {
         let seen = self.memory.all_signals(signal.peer, self.current.number);
         let wait = || WaitReport {
             on: number(self.members[signal.peer]),
+            index: number(self.rank.index()),
             // A signal that has arrived meanwhile is not missing.
             missing: if seen < signal.wanted { Missing::Signal(seen) } else { Missing::Anything },
             messages: self.counts.sent(signal.peer),

@@ -23,6 +23,11 @@ impl MessageCounts {
         Self((0..ranks).map(|_| PeerCounts::default()).collect())
     }
 
+    /// Returns the number of ranks of the group.
+    pub(crate) fn ranks(&self) -> usize {
+        self.0.len()
+    }
+
     #[inline]
     pub(crate) fn record_sent(&self, peer: usize) {
         increment(&self.0[peer].sent);

@@ -104,14 +104,15 @@ impl ProcessTransport {
         rank: Rank,
         members: Vec<usize>,
     ) -> Self {
-        membership.session.channels.enter(channel);
+        let counts = Arc::new(MessageCounts::new(members.len()));
+        membership.session.channels.enter(channel, &counts);
         let core_per_rank = membership.session.has_core_per_rank();
         Self {
             channel,
             origin,
             rank,
             links: members.iter().map(|_| None).collect(),
-            counts: Arc::new(MessageCounts::new(members.len())),
+            counts,
             matched: Vec::new(),
             members,
             children: 0,
@@ -557,6 +558,7 @@ impl ProcessTransport {
         let (mut waiting, mut waits) = (WaitState { interrupt, ..WaitState::default() }, Waits::new());
         loop {
             waits.clear();
+            waiting.may_end_otherwise = inbox.pauses_at_deadline();
             let moved = self.move_matched(&mut outbound, (&sources, &mut *inbox), &mut waits)?;
             if waits.is_empty() {
                 break;
@@ -734,7 +736,8 @@ impl ProcessTransport {
     /// Waits until a message of one of these peers has arrived, or until the deadline. Returns the peers
     /// without a message.
     fn wait_for_message(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<Vec<usize>, PeerError> {
-        let (me, mut waiting) = (self.rank.index(), WaitState::default());
+        let me = self.rank.index();
+        let mut waiting = WaitState { may_end_otherwise: true, ..WaitState::default() };
         let is_new = |links: &[Option<PeerLink>], peer: usize| peer != me && links[peer].is_none();
         let silent = loop {
             let connects = peers.iter().filter(|&&peer| is_new(&self.links, peer));
@@ -925,6 +928,7 @@ impl ProcessTransport {
         woken.map_err(|e| PeerError { activity, peer, link_error: LinkError::Own(e) })?;
         let is_only = waits.iter().all(|&(_, other)| self.peer_of(other) == peer);
         let missing = match activity {
+            _ if waiting.may_end_otherwise => Missing::Anything,
             Activity::Connect | Activity::Receive if is_only || !is_any => {
                 Missing::Message(self.counts.received(peer))
             }
@@ -932,6 +936,7 @@ impl ProcessTransport {
         };
         let wait = || WaitReport {
             on: number(self.members[peer]),
+            index: number(self.rank.index()),
             missing,
             messages: self.counts.sent(peer),
             signals: self.signals(),
@@ -1239,6 +1244,9 @@ struct WaitState {
     waker: Option<Arc<Waker>>,
     /// What another thread uses to end the sleep.
     interrupt: Option<Interrupt>,
+    /// `true` if the call may go on without what it waits for: with a message of another rank, by another thread, or at
+    /// its deadline.
+    may_end_otherwise: bool,
 }
 
 /// The longest sleep in a wait for a connection if the system could not create a waker.

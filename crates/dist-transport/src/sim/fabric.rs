@@ -19,7 +19,7 @@ use super::waiting::{WaitTarget, Waiter, wake};
 use crate::bookkeeping::{CallHistory, HEARTBEAT};
 use crate::runtime::Unparker;
 use crate::store::StoreRequest;
-use crate::{Abort, ChannelId, Fingerprint};
+use crate::{Abort, ChannelId, CircularWait, Fingerprint};
 
 #[derive(Debug)]
 pub(super) struct SimFabric(Mutex<FabricState>);
@@ -50,6 +50,8 @@ pub(super) enum Found {
     CallMismatch(CallMismatch),
     /// The sender has named these members of the group.
     OtherMembers(Vec<usize>),
+    /// These ranks wait for each other in a circle.
+    Circle(Vec<CircularWait>),
     Aborted(Abort),
 }
 
@@ -330,9 +332,13 @@ impl SimFabric {
         if let Some(members) = state.named_instead(end, from) {
             return Found::OtherMembers(members);
         }
+        let circle = state.circle(end).filter(|_| arrives.is_none());
         let crossing = state.crossing(end, on).filter(|_| arrives.is_none());
         if let Some(mismatch) = state.contradiction(end, calls).or(crossing) {
             return Found::CallMismatch(mismatch);
+        }
+        if let Some(waits) = circle {
+            return Found::Circle(waits);
         }
         let (silent_too_long_at, woken) = state.check_partition([from, end], since, now);
         drop(state);
@@ -672,6 +678,27 @@ impl FabricState {
         let differ = ours != theirs && ![ours, theirs].contains(&Fingerprint::NONE);
         let world_rank = self.channels[&end.call_channel][peer].world_rank;
         (is_mutual && differ).then_some(CallMismatch { world_rank, ours, theirs })
+    }
+
+    /// Returns the ranks that wait for each other's messages on a channel, beginning with this one, if they are a circle.
+    fn circle(&self, end: ChannelEnd) -> Option<Vec<CircularWait>> {
+        let members = &self.channels[&end.channel];
+        let (mut circle, mut rank) = (Vec::new(), end.rank);
+        loop {
+            let member = &members[rank];
+            let Some(WaitTarget::Message(on)) = member.waits_on() else { return None };
+            let call = member.position.call;
+            let has_more = member.inbox.get(&on).is_some_and(|queue| !queue.messages.is_empty());
+            // Messages outside any call are not compared, nor are signals, which have another channel than their calls.
+            if has_more || on == rank || call == Fingerprint::NONE || circle.len() == members.len() {
+                return None;
+            }
+            circle.push(CircularWait { rank: member.world_rank, on: members[on].world_rank, call });
+            rank = on;
+            if rank == end.rank {
+                return Some(circle);
+            }
+        }
     }
 
     /// Returns the rank that another one waits for, if it does so in this call.

@@ -17,9 +17,9 @@ use crate::bookkeeping::{self, CallHistory};
 use crate::check::{check_all, check_exchange, check_matched, check_peer};
 use crate::shm_group::ShmGroup;
 use crate::{
-    Abort, Activity, Allocation, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Inbox, Incoming,
-    Interrupt, LazyDeadline, Outgoing, Pause, Progress, Rank, Refusal, Result, Runtime, Sink, Store,
-    StoreError, Traffic, Transport,
+    Abort, Activity, Allocation, Cause, ChannelId, CircularWait, Combine, Deadline, Error, Fingerprint,
+    Inbox, Incoming, Interrupt, LazyDeadline, Outgoing, Pause, Progress, Rank, Refusal, Result, Runtime,
+    Sink, Store, StoreError, Traffic, Transport,
 };
 
 /// A transport between threads of one process. The [`Network`](super::Network) decides how long sends and
@@ -321,8 +321,9 @@ impl SimTransport {
         inbox: &mut dyn Inbox,
         deadline: Deadline,
     ) -> Result<MatchedStep> {
+        let may_end_otherwise = inbox.pauses_at_deadline();
         let on = match (peers, &unsent[..]) {
-            (&[peer], []) => WaitTarget::Message(peer),
+            (&[peer], []) if !may_end_otherwise => WaitTarget::Message(peer),
             (&[], &[(_, peer)]) => WaitTarget::Room(peer),
             (&[], &[(_, peer), ..]) | (&[peer, ..], _) => WaitTarget::AnyMessage(peer),
             (&[], &[]) => return Ok(MatchedStep::Again),
@@ -448,6 +449,7 @@ impl SimTransport {
         match self.fabric().look(self.own_end(), from, self.calls.all(), now, unparker) {
             Found::Aborted(abort) => Err(Error::Aborted(abort)),
             Found::CallMismatch(mismatch) => Err(self.never_meets(mismatch)),
+            Found::Circle(waits) => Err(self.abort_circle(waits)),
             Found::OtherMembers(theirs) => Err(self.other_members(peer, theirs)),
             found @ (Found::Message | Found::Left | Found::Nothing { .. }) => Ok(found),
         }
@@ -494,6 +496,13 @@ impl SimTransport {
         let abort = Abort { cause, rank: peer, reporter: self.world_rank(), call: ours };
         let first = self.fabric().abort(abort, self.world.clock.now());
         first.map_or_else(Error::Aborted, |_| Error::Mismatch { peer, ours, theirs })
+    }
+
+    /// Aborts the job because ranks wait for each other in a circle.
+    fn abort_circle(&self, waits: Vec<CircularWait>) -> Error {
+        let abort = Abort::circle(waits, self.world_rank());
+        let aborted = self.fabric().abort(abort, self.world.clock.now());
+        Error::Aborted(aborted.unwrap_or_else(|first| first))
     }
 
     /// Aborts the job because a peer has named other members of the group.

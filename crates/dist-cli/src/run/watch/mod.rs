@@ -327,8 +327,11 @@ impl RunningJob {
         let (status, text) = match self.failed_culprit() {
             Some((rank, status, abort)) => {
                 let cause = match &abort.cause {
-                    // The coordinator cannot know which of the two ranks is wrong.
-                    Cause::Mismatch { .. } | Cause::Length { .. } | Cause::Unreachable => explain(&abort),
+                    // The coordinator cannot know which of the ranks is wrong.
+                    Cause::Mismatch { .. }
+                    | Cause::Length { .. }
+                    | Cause::Unreachable
+                    | Cause::CircularWait { .. } => explain(&abort),
                     cause => format!("it {cause}"),
                 };
                 (status, format!("rank {rank} {} ({cause})", child::describe(status)))

@@ -143,6 +143,9 @@ impl Engine {
             (Error::Transport { call, source }, None) if !instead.is_empty() => {
                 Error::UnmatchedAny { call, instead, source }
             }
+            (Error::CircularWait { call, waits, count, .. }, _) => {
+                Error::CircularWait { call, waits, count, instead }
+            }
             (error, _) => error,
         }
     }

@@ -1,6 +1,8 @@
 //! The rendezvous server, which the coordinator's thread runs: the ranks of a job join here, and are watched
 //! until they have left.
 
+mod circles;
+
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,6 +25,7 @@ use crate::link::socket;
 use crate::shm_group::CALLS_MAX;
 use crate::store::{StoreTable, decode_request, encode_reply};
 use crate::{Abort, Cause, ChannelId, Deadline, Fingerprint, Result, Runtime};
+use circles::SentCount;
 
 /// The target of the coordinator's log lines. Programs that report aborts themselves filter by it.
 const LOG_TARGET: &str = "dist_transport::coordinator";
@@ -165,6 +168,8 @@ struct Member {
     /// The rank's last wait report and its last calls, by channel, the current call first. A report of a finished
     /// wait names the rank itself; only the last of these is kept.
     waiting: HashMap<ChannelId, (WaitReport, [Fingerprint; CALLS_MAX])>,
+    /// The messages that it has begun to send, by channel and member, where it was asked since its last report.
+    sent: HashMap<(ChannelId, u32), SentCount>,
     store_inbox: StoreInbox,
 }
 
@@ -461,6 +466,7 @@ impl RendezvousServer {
             last_seen: self.runtime.now(),
             liveness,
             waiting: HashMap::new(),
+            sent: HashMap::new(),
             store_inbox: StoreInbox::default(),
         }));
         tracing::debug!(target: LOG_TARGET, rank, address = %peer_info.address, "joined");
@@ -548,6 +554,10 @@ impl RendezvousServer {
                     member.waiting.insert(channel, (wait, calls));
                     self.compare(rank, &calls);
                     self.compare_waits(rank, channel);
+                    self.suspect_circle(rank, channel);
+                }
+                Ok(Some(Frame::Sent { channel, to, messages })) => {
+                    self.take_sent(rank, (channel, to), messages);
                 }
                 Ok(Some(Frame::Ask { rank: peer, origin })) => {
                     self.pass_on(peer, Frame::Ask { rank: number, origin });
@@ -684,8 +694,15 @@ impl RendezvousServer {
             return;
         }
         let abort = abort.followed(|rank, call| self.waits_for(rank, call));
+        let waits = match &abort.cause {
+            Cause::CircularWait { waits, .. } => waits.clone(),
+            _ => Vec::new(),
+        };
         // Rank 0 is told last, and the hosting process after it: its process may end as soon as it knows.
         for member in self.members_mut().rev() {
+            for wait in &waits {
+                let _ = member.line.push(Frame::Circle(*wait));
+            }
             let _ = member.line.push(Frame::Abort(abort.clone()));
         }
         *lock(&self.abort_state) = Some(abort.clone());

@@ -6,6 +6,7 @@ use rstest::rstest;
 use socket2::{Domain, Socket, Type};
 
 use super::*;
+use crate::CircularWait;
 use crate::bootstrap::acceptor::ListenerKind;
 use crate::bootstrap::auth::Key;
 use crate::bootstrap::control::Missing;
@@ -319,8 +320,8 @@ fn two_ranks_that_wait_for_each_other_in_two_calls_are_told_so_unless_something_
         call[..8].copy_from_slice(&u64::to_le_bytes(number));
         Fingerprint(call)
     });
-    let for_signal = WaitReport { on: 2, missing: Missing::Signal(5), messages: 3, signals: 6 };
-    let for_message = WaitReport { on: 1, missing: Missing::Message(3), messages: 4, signals: 5 };
+    let for_signal = WaitReport { on: 2, index: 1, missing: Missing::Signal(5), messages: 3, signals: 6 };
+    let for_message = WaitReport { on: 1, index: 2, missing: Missing::Message(3), messages: 4, signals: 5 };
     let told =
         |one: WaitReport, other: WaitReport, call| told_of_waits([(1, one, collective), (2, other, call)]);
     let mismatch =
@@ -337,6 +338,55 @@ fn two_ranks_that_wait_for_each_other_in_two_calls_are_told_so_unless_something_
     for (why, one, other, call) in expected {
         assert_eq!(told(one, other, call), None, "{why}");
     }
+}
+
+/// Reports that ranks 0 to 2 wait for each other's messages in a circle, and answers the questions of the server with these
+/// numbers of sent messages. Returns the server's abort.
+fn told_of_circle(answers: [[u64; 3]; 2], is_in_call: bool) -> Option<Abort> {
+    let (mut rendezvous_server, mut ranks) = rendezvous_server([0, 1, 2, 3], LONG);
+    let channel = ChannelId::WORLD.child(1, &[3, 2, 1, 0]);
+    for rank in [2, 0, 1] {
+        let number = u8::try_from(rank).unwrap() + 1;
+        let call = if is_in_call { Fingerprint([number; Fingerprint::SIZE]) } else { Fingerprint::NONE };
+        let mut calls = [Fingerprint::NONE; CALLS_MAX];
+        calls[0] = call;
+        let on = u32::try_from((rank + 1) % 3).unwrap();
+        let missing = Missing::Message(10 * u64::from(on));
+        let wait =
+            WaitReport { on, index: 3 - u32::try_from(rank).unwrap(), missing, messages: 7, signals: 0 };
+        ranks[rank].push(Frame::Waiting { channel, wait, calls }).unwrap();
+        rendezvous_server.read_frames(rank);
+    }
+    for messages in answers {
+        for (rank, messages) in messages.into_iter().enumerate() {
+            let before = u32::try_from((rank + 2) % 3).unwrap();
+            let asked = Frame::AskSent { channel, to: 3 - before };
+            if heard(&mut ranks[rank]).contains(&asked) {
+                ranks[rank].push(Frame::Sent { channel, to: 3 - before, messages }).unwrap();
+                rendezvous_server.read_frames(rank);
+            }
+        }
+    }
+    lock(&rendezvous_server.abort_state).clone()
+}
+
+#[test]
+fn a_circle_of_waits_is_told_once_every_rank_has_said_twice_that_nothing_is_on_its_way() {
+    let sent = [0, 10, 20];
+    let abort = told_of_circle([sent, sent], true).expect("nothing is on its way");
+    let wait = |rank: usize| {
+        let call = Fingerprint([u8::try_from(rank).unwrap() + 1; Fingerprint::SIZE]);
+        CircularWait { rank, on: (rank + 1) % 3, call }
+    };
+    let waits = [0, 1, 2].map(wait).to_vec();
+    assert_eq!(abort.cause, Cause::CircularWait { waits, count: 3 });
+    for (index, rank) in [(0, 0), (0, 2), (1, 1)] {
+        let mut answers = [sent, sent];
+        answers[index][rank] += 1;
+        assert_eq!(told_of_circle(answers, true), None, "rank {rank} has sent a message meanwhile");
+    }
+    assert_eq!(told_of_circle([[0, 11, 20]; 2], true), None, "a message of rank 1 is on its way");
+    assert_eq!(told_of_circle([sent, sent], false), None, "messages outside calls are not compared");
 }
 
 fn unreachable(rank: usize, reporter: usize) -> Abort {
