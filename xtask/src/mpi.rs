@@ -60,6 +60,9 @@ const CASES: &[&[&str]] = &[
     &["memory"],
     &["native", "auto/any/f32"],
     &["native", "auto/any/i8/product"],
+    &["native", "auto/any/complex_f32"],
+    &["native", "auto/any/complex_f64"],
+    &["native", "all_to_all_v"],
     &["native_threads"],
 ];
 

@@ -144,11 +144,13 @@ impl MpiOptions {
     }
 
     /// Gives collectives of at least this many bytes to the MPI library, if it has them. The bytes are those of the
-    /// buffer, or of the parts of all ranks together.
+    /// buffer, or of the parts of all ranks together. In an all_to_all of parts of different sizes they are the mean of all
+    /// ranks.
     ///
     /// These are all_reduce, reduce and reduce_scatter in [any order](dist_collectives::ReductionOrder::Any), of numbers
-    /// of 8, 32 and 64 bits with sums, products, means, minima or maxima; and broadcast, all_gather and all_to_all of any
-    /// type. Parts of different sizes, calls with a forced algorithm, and ranks that share memory stay with this crate.
+    /// of 8, 32 and 64 bits with sums, products, means, minima or maxima. Complex numbers have sums, products and means.
+    /// Broadcast, all_gather and all_to_all of any type are others. Parts may have different sizes. Calls with a forced
+    /// algorithm, and ranks that share memory stay with this crate.
     ///
     /// The calls of all ranks are compared first, and deadlines hold. The library needs the thread level
     /// `MPI_THREAD_MULTIPLE`.
@@ -157,6 +159,7 @@ impl MpiOptions {
     /// - The order of a reduction, which may be another in each run.
     /// - Whether all ranks get the same bits.
     /// - Whether a NaN anywhere gives a NaN in minima and maxima, and the sign of zeros in them.
+    /// - The product of complex numbers if one of them is infinite or NaN.
     /// - The number of bytes on the network.
     #[must_use]
     pub const fn with_native_collectives(mut self, from_bytes: usize) -> Self {

@@ -20,7 +20,9 @@ use mpi::traits::CommunicatorCollectives;
 use mpi::{Threading, initialize_with_threading};
 
 use crate::Error;
-use crate::wire::{Buffer, Completions, FULL, FinishedNative, HEADER, NativeSegment, Packet, Tag, Wire};
+use crate::wire::{
+    Buffer, Completions, FULL, FinishedNative, HEADER, NativeLayout, NativeSegment, Packet, Tag, Wire,
+};
 use crate::world::{CORE_WORDS, Placement, World};
 
 /// The fewest and the most receives that wait for packets at the same time.
@@ -337,11 +339,11 @@ impl Wire for MpiWire {
     ) -> io::Result<()> {
         let slot = self.free_slot();
         // The slot keeps the memory before the library knows it.
-        let number = segment.number;
-        self.slots[slot] = Slot::Native(FinishedNative { number, send, receive });
+        let (number, layout) = (segment.number, layout(&segment));
+        self.slots[slot] = Slot::Native(FinishedNative { number, send, receive, layout });
         self.natives += 1;
         let Slot::Native(memory) = &mut self.slots[slot] else { unreachable!("it was just filled") };
-        begin_collective(comm, segment, memory, &mut self.requests[slot])
+        begin_collective(comm, &segment, memory, &mut self.requests[slot])
     }
 
     fn close(&mut self) -> io::Result<()> {
@@ -421,10 +423,95 @@ fn create_communicator(
     Ok(NativeComm(comm))
 }
 
+/// Returns the counts and places of a segment whose parts have different sizes.
+fn layout(segment: &NativeSegment) -> NativeLayout {
+    let element_size = match segment.operation {
+        NativeOperation::AllGatherV | NativeOperation::AllToAllV => 1,
+        NativeOperation::ReduceScatterV(reduction) => reduction.element.size(),
+        _ => return NativeLayout::default(),
+    };
+    let counts =
+        |sizes: &[usize]| -> Vec<c_int> { sizes.iter().map(|size| to_c_int(size / element_size)).collect() };
+    let places = |counts: &[c_int]| -> Vec<c_int> {
+        let mut end = 0;
+        let place = |count: &c_int| {
+            end += count;
+            end - count
+        };
+        counts.iter().map(place).collect()
+    };
+    let [send_counts, receive_counts] = [&segment.sent, &segment.received].map(|sizes| counts(sizes));
+    let [send_places, receive_places] = [&send_counts, &receive_counts].map(|counts| places(counts));
+    NativeLayout { send_counts, send_places, receive_counts, receive_places }
+}
+
 /// Begins a collective on a segment.
 fn begin_collective(
+    comm: NativeComm,
+    segment: &NativeSegment,
+    memory: &mut FinishedNative,
+    request: &mut ffi::MPI_Request,
+) -> io::Result<()> {
+    match segment.operation {
+        NativeOperation::AllReduce(reduction)
+        | NativeOperation::Reduce { reduction, .. }
+        | NativeOperation::ReduceScatter(reduction)
+        | NativeOperation::ReduceScatterV(reduction) => {
+            begin_reduction(comm, segment, reduction, memory, request)
+        }
+        _ => begin_move(comm, segment, memory, request),
+    }
+}
+
+// `NativeCall` has reserved the bytes of the parts in both buffers, and `layout` has counted them. The caller's slot owns
+// buffers and layout until `poll` finds that the request is complete; moving a `Vec` does not move its memory. No thread uses
+// them meanwhile.
+
+/// Begins a collective that reduces elements.
+fn begin_reduction(
     NativeComm(comm): NativeComm,
-    segment: NativeSegment,
+    segment: &NativeSegment,
+    reduction: NativeReduction,
+    memory: &mut FinishedNative,
+    request: &mut ffi::MPI_Request,
+) -> io::Result<()> {
+    let send: *const c_void = memory.send.as_ptr().cast();
+    let receive: *mut c_void = memory.receive.as_mut_ptr().cast();
+    let (kind, op) = (datatype(reduction.element), function(reduction.op));
+    // Of the buffer, or of each part.
+    let count = to_c_int(segment.received[0] / reduction.element.size());
+    let (name, code) = match segment.operation {
+        NativeOperation::Reduce { root, .. } => {
+            let root = to_c_int(root);
+            // SAFETY: as stated above.
+            let code = unsafe { ffi::MPI_Ireduce(send, receive, count, kind, op, root, comm, request) };
+            ("MPI_Ireduce", code)
+        }
+        NativeOperation::ReduceScatter(_) => {
+            // SAFETY: as stated above.
+            let code =
+                unsafe { ffi::MPI_Ireduce_scatter_block(send, receive, count, kind, op, comm, request) };
+            ("MPI_Ireduce_scatter_block", code)
+        }
+        NativeOperation::ReduceScatterV(_) => {
+            let counts = memory.layout.send_counts.as_ptr();
+            // SAFETY: as stated above. This rank's count is that of the part that it receives.
+            let code = unsafe { ffi::MPI_Ireduce_scatter(send, receive, counts, kind, op, comm, request) };
+            ("MPI_Ireduce_scatter", code)
+        }
+        _ => {
+            // SAFETY: as stated above.
+            let code = unsafe { ffi::MPI_Iallreduce(send, receive, count, kind, op, comm, request) };
+            ("MPI_Iallreduce", code)
+        }
+    };
+    check(name, code)
+}
+
+/// Begins a collective that moves bytes.
+fn begin_move(
+    NativeComm(comm): NativeComm,
+    segment: &NativeSegment,
     memory: &mut FinishedNative,
     request: &mut ffi::MPI_Request,
 ) -> io::Result<()> {
@@ -432,33 +519,11 @@ fn begin_collective(
     let receive: *mut c_void = memory.receive.as_mut_ptr().cast();
     // SAFETY: a constant that the library initialises when it is loaded.
     let byte = unsafe { ffi::RSMPI_UINT8_T };
-    let bytes = to_c_int(segment.bytes);
-    let elements = |reduction: NativeReduction| {
-        let count = to_c_int(segment.bytes / reduction.element.size());
-        (count, datatype(reduction.element), function(reduction.op))
-    };
-    // `NativeCall` has reserved the bytes of the operation in both buffers. The caller's slot owns them until `poll` finds
-    // that the request is complete; moving a `Vec` does not move its memory. No thread uses them meanwhile.
+    let bytes = to_c_int(segment.received[0]);
+    let NativeLayout { send_counts, send_places, receive_counts, receive_places } = &memory.layout;
+    let (sends, receives) =
+        ((send_counts.as_ptr(), send_places.as_ptr()), (receive_counts.as_ptr(), receive_places.as_ptr()));
     let (name, code) = match segment.operation {
-        NativeOperation::AllReduce(reduction) => {
-            let (count, kind, op) = elements(reduction);
-            // SAFETY: as stated above.
-            let code = unsafe { ffi::MPI_Iallreduce(send, receive, count, kind, op, comm, request) };
-            ("MPI_Iallreduce", code)
-        }
-        NativeOperation::Reduce { reduction, root } => {
-            let ((count, kind, op), root) = (elements(reduction), to_c_int(root));
-            // SAFETY: as stated above.
-            let code = unsafe { ffi::MPI_Ireduce(send, receive, count, kind, op, root, comm, request) };
-            ("MPI_Ireduce", code)
-        }
-        NativeOperation::ReduceScatter(reduction) => {
-            let (count, kind, op) = elements(reduction);
-            // SAFETY: as stated above.
-            let code =
-                unsafe { ffi::MPI_Ireduce_scatter_block(send, receive, count, kind, op, comm, request) };
-            ("MPI_Ireduce_scatter_block", code)
-        }
         NativeOperation::Broadcast { root } => {
             // SAFETY: as stated above.
             let code = unsafe { ffi::MPI_Ibcast(receive, bytes, byte, to_c_int(root), comm, request) };
@@ -469,7 +534,23 @@ fn begin_collective(
             let code = unsafe { ffi::MPI_Iallgather(send, bytes, byte, receive, bytes, byte, comm, request) };
             ("MPI_Iallgather", code)
         }
-        NativeOperation::AllToAll => {
+        NativeOperation::AllGatherV => {
+            let (own, (counts, places)) = (send_counts[0], receives);
+            // SAFETY: as stated above.
+            let code = unsafe {
+                ffi::MPI_Iallgatherv(send, own, byte, receive, counts, places, byte, comm, request)
+            };
+            ("MPI_Iallgatherv", code)
+        }
+        NativeOperation::AllToAllV => {
+            let ((sent, from), (received, to)) = (sends, receives);
+            // SAFETY: as stated above.
+            let code = unsafe {
+                ffi::MPI_Ialltoallv(send, sent, from, byte, receive, received, to, byte, comm, request)
+            };
+            ("MPI_Ialltoallv", code)
+        }
+        _ => {
             // SAFETY: as stated above.
             let code = unsafe { ffi::MPI_Ialltoall(send, bytes, byte, receive, bytes, byte, comm, request) };
             ("MPI_Ialltoall", code)
@@ -490,6 +571,8 @@ fn datatype(element: NativeElement) -> ffi::MPI_Datatype {
             NativeElement::U8 => ffi::RSMPI_UINT8_T,
             NativeElement::U32 => ffi::RSMPI_UINT32_T,
             NativeElement::U64 => ffi::RSMPI_UINT64_T,
+            NativeElement::ComplexF32 => ffi::RSMPI_FLOAT_COMPLEX,
+            NativeElement::ComplexF64 => ffi::RSMPI_DOUBLE_COMPLEX,
         }
     }
 }

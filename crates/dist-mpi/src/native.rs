@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use dist_transport::cpu::{CacheLine, copy};
-use dist_transport::native::{NativeCollective, NativeCollectives, NativeMemory, NativeOperation};
+use dist_transport::native::{
+    NativeCollective, NativeCollectives, NativeMemory, NativeOperation, NativeParts,
+};
 use dist_transport::{Activity, Incoming, LazyDeadline, Outgoing, Result, Sink, Transport};
 
 use crate::endpoint::{Endpoint, Failure, Wait};
@@ -232,15 +234,15 @@ impl Endpoint {
         let mut begun = 0;
         loop {
             while open.len() < OPEN_MAX && begun < call.len {
-                let range = begun..call.len.min(begun + call.step);
-                begun = range.end;
-                let number = self.begin_segment(call, range.clone(), begun == call.len)?;
-                open.push_back((range, number));
+                let segment = begun..call.len.min(begun + call.step);
+                begun = segment.end;
+                let number = self.begin_segment(call, &segment, begun == call.len)?;
+                open.push_back((segment, number));
             }
-            let Some((range, number)) = open.pop_front() else { return Ok(()) };
+            let Some((segment, number)) = open.pop_front() else { return Ok(()) };
             let finished = self.await_native(wait, due, |state| state.natives.finished.remove(&number))?;
             wait.renew();
-            call.take(range, cast_slice(&finished.receive));
+            call.take(&segment, cast_slice(&finished.receive));
             self.world.lock().natives.recycle(finished);
         }
     }
@@ -249,19 +251,19 @@ impl Endpoint {
     fn begin_segment(
         &self,
         call: &NativeCall<'_>,
-        range: Range<usize>,
+        segment: &Range<usize>,
         is_last: bool,
     ) -> Result<u64, Failure> {
-        let [sent, received] = call.bytes(range.len());
+        let [sent, received] = call.sizes(segment);
         let (mut send, mut receive) = {
             let natives = &mut self.world.lock().natives;
-            (natives.buffer(sent), natives.buffer(received))
+            (natives.buffer(sent.iter().sum()), natives.buffer(received.iter().sum()))
         };
-        call.fill(&range, cast_slice_mut(&mut send), cast_slice_mut(&mut receive));
+        call.fill(segment, cast_slice_mut(&mut send), cast_slice_mut(&mut receive));
         let mut state = self.world.lock();
         let number = state.natives.begun;
         state.natives.begun += 1;
-        let segment = NativeSegment { operation: call.operation, bytes: range.len(), number };
+        let segment = NativeSegment { operation: call.operation, sent, received, number };
         let group = state.natives.group(&self.members);
         group.next += u64::from(is_last);
         let comm = group.comm.expect("the first call has created it");
@@ -271,13 +273,17 @@ impl Endpoint {
     }
 }
 
-/// The memory of a call, in segments: ranges of the buffer, or of all parts.
+/// The memory of a call, in segments. A segment is a range of the buffer, or the same range of each part. Parts that are
+/// shorter have less of it, or nothing.
 struct NativeCall<'a> {
     operation: NativeOperation,
     memory: NativeMemory<'a>,
     rank: usize,
-    ranks: usize,
-    /// Bytes of the buffer, or of a part if there is one for each rank.
+    /// The parts of the input that the library reads.
+    sent: Vec<Range<usize>>,
+    /// The parts of the buffer that the library writes.
+    received: Vec<Range<usize>>,
+    /// Bytes of the buffer, or of the largest part.
     len: usize,
     /// Bytes of a segment, or of its range of a part.
     step: usize,
@@ -285,68 +291,123 @@ struct NativeCall<'a> {
 
 impl<'a> NativeCall<'a> {
     fn new(operation: NativeOperation, memory: NativeMemory<'a>, (rank, ranks): (usize, usize)) -> Self {
-        let len = match operation {
-            NativeOperation::AllGather | NativeOperation::AllToAll => memory.buffer.len() / ranks,
-            NativeOperation::ReduceScatter(_) if memory.input.is_none() => memory.buffer.len() / ranks,
-            _ => memory.buffer.len(),
-        };
-        let mut call = Self { operation, memory, rank, ranks, len, step: 0 };
-        let [sent, received] = call.bytes(1);
-        let lines = SEGMENT / sent.max(received) / CacheLine::BYTES;
-        call.step = lines.max(1) * CacheLine::BYTES;
-        call
-    }
-
-    /// Returns the bytes that the library reads and writes for a range of this length.
-    const fn bytes(&self, len: usize) -> [usize; 2] {
-        let all = len * self.ranks;
-        match self.operation {
-            NativeOperation::Broadcast { .. } => [0, len],
-            NativeOperation::AllGather => [len, all],
-            NativeOperation::ReduceScatter(_) => [all, len],
-            NativeOperation::AllToAll => [all, all],
-            _ => [len, len],
+        let (whole, has_input) = (memory.buffer.len(), memory.input.is_some());
+        let even = |len: usize| vec![len / ranks; ranks];
+        let parts = memory.parts.unwrap_or(NativeParts { sent: &[], received: &[], largest: 0 });
+        if memory.parts.is_some() {
+            // The library reads a count for each rank.
+            assert_eq!([parts.sent.len(), parts.received.len()], [ranks; 2], "each rank has a part");
         }
-    }
-
-    /// Writes this rank's input of a range.
-    fn fill(&self, range: &Range<usize>, send: &mut [u8], receive: &mut [u8]) {
-        let input = self.memory.input.unwrap_or(&*self.memory.buffer);
-        let of_part = |part: usize| &input[part * self.len + range.start..][..range.len()];
-        let own = match self.operation {
-            NativeOperation::AllGather if self.memory.input.is_none() => self.rank,
-            _ => 0,
-        };
-        match self.operation {
-            NativeOperation::Broadcast { root } if root == self.rank => {
-                copy(of_part(0), &mut receive[..range.len()]);
+        let (mut sent, mut received, len) = match operation {
+            NativeOperation::AllReduce(_) | NativeOperation::Reduce { .. } => {
+                (ranges(&[whole]), ranges(&[whole]), whole)
             }
-            NativeOperation::Broadcast { .. } => {}
-            NativeOperation::ReduceScatter(_) | NativeOperation::AllToAll => {
-                let places = send.chunks_exact_mut(range.len()).take(self.ranks);
-                places.enumerate().for_each(|(part, place)| copy(of_part(part), place));
-            }
-            _ => copy(of_part(own), &mut send[..range.len()]),
-        }
-    }
-
-    /// Copies the result of a range into the caller's memory.
-    fn take(&mut self, range: Range<usize>, received: &[u8]) {
-        let own = match self.operation {
-            NativeOperation::ReduceScatter(_) if self.memory.input.is_none() => self.rank,
-            _ => 0,
-        };
-        let mut put = |part: usize, bytes: &[u8]| {
-            copy(bytes, &mut self.memory.buffer[part * self.len + range.start..][..range.len()]);
-        };
-        match self.operation {
+            NativeOperation::Broadcast { .. } => (Vec::new(), ranges(&[whole]), whole),
             NativeOperation::AllGather | NativeOperation::AllToAll => {
-                let parts = received.chunks_exact(range.len()).take(self.ranks);
-                parts.enumerate().for_each(|(part, bytes)| put(part, bytes));
+                (ranges(&even(whole)), ranges(&even(whole)), whole / ranks)
             }
-            NativeOperation::Reduce { root, .. } if root != self.rank => {}
-            NativeOperation::Broadcast { root } if root == self.rank => {}
-            _ => put(own, &received[..range.len()]),
+            NativeOperation::ReduceScatter(_) => {
+                let part = if has_input { whole } else { whole / ranks };
+                (ranges(&even(part * ranks)), ranges(&even(part * ranks)), part)
+            }
+            NativeOperation::AllGatherV | NativeOperation::ReduceScatterV(_) => {
+                assert_eq!(parts.sent, parts.received, "all ranks have the same list of parts");
+                (ranges(parts.sent), ranges(parts.received), parts.largest)
+            }
+            NativeOperation::AllToAllV => {
+                assert_eq!(parts.sent.get(rank), parts.received.get(rank), "both are this rank's part");
+                (ranges(parts.sent), ranges(parts.received), parts.largest)
+            }
+        };
+        match operation {
+            // A rank sends its own part. An input is that part.
+            NativeOperation::AllGather | NativeOperation::AllGatherV => {
+                let own = sent[rank].clone();
+                sent = vec![if has_input { 0..own.len() } else { own }];
+            }
+            // A rank receives its own part. With an input, the buffer is that part.
+            NativeOperation::ReduceScatter(_) | NativeOperation::ReduceScatterV(_) => {
+                let own = received[rank].clone();
+                received = vec![if has_input { 0..own.len() } else { own }];
+            }
+            _ => {}
+        }
+        let lines = SEGMENT / sent.len().max(received.len()) / CacheLine::BYTES;
+        let step = lines.max(1) * CacheLine::BYTES;
+        Self { operation, memory, rank, sent, received, len, step }
+    }
+
+    /// Returns the bytes of a segment in the parts that the library reads, and in those that it writes.
+    fn sizes(&self, segment: &Range<usize>) -> [Vec<usize>; 2] {
+        let of_parts = |parts: &[Range<usize>]| -> Vec<usize> {
+            parts.iter().map(|part| piece(part, segment).len()).collect()
+        };
+        [of_parts(&self.sent), of_parts(&self.received)]
+    }
+
+    /// Writes this rank's input of a segment.
+    fn fill(&self, segment: &Range<usize>, send: &mut [u8], receive: &mut [u8]) {
+        let input = self.memory.input.unwrap_or(&*self.memory.buffer);
+        // The root of a broadcast gives the library the memory that it writes on the other ranks.
+        let (parts, mut place) = match self.operation {
+            NativeOperation::Broadcast { root } if root == self.rank => (&self.received, receive),
+            _ => (&self.sent, send),
+        };
+        for part in parts {
+            let piece = piece(part, segment);
+            let (here, behind) = place.split_at_mut(piece.len());
+            copy(&input[piece], here);
+            place = behind;
+        }
+    }
+
+    /// Copies the result of a segment into the caller's memory.
+    fn take(&mut self, segment: &Range<usize>, mut received: &[u8]) {
+        match self.operation {
+            NativeOperation::Reduce { root, .. } if root != self.rank => return,
+            NativeOperation::Broadcast { root } if root == self.rank => return,
+            _ => {}
+        }
+        for part in &self.received {
+            let piece = piece(part, segment);
+            let (here, behind) = received.split_at(piece.len());
+            copy(here, &mut self.memory.buffer[piece]);
+            received = behind;
+        }
+    }
+}
+
+/// Returns the ranges of parts that lie one after the other.
+fn ranges(sizes: &[usize]) -> Vec<Range<usize>> {
+    let mut end = 0;
+    let range = |size: &usize| {
+        end += size;
+        end - size..end
+    };
+    sizes.iter().map(range).collect()
+}
+
+/// Returns the bytes of a part that belong to a segment.
+fn piece(part: &Range<usize>, segment: &Range<usize>) -> Range<usize> {
+    let place = |offset: usize| part.start + offset.min(part.len());
+    place(segment.start)..place(segment.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_cover_all_parts_once() {
+        for sizes in [vec![0], vec![0, 300, 64, 5, 0], vec![1, 2, 3]] {
+            let parts = ranges(&sizes);
+            let largest = *sizes.iter().max().unwrap();
+            let mut covered = vec![0; sizes.iter().sum()];
+            for start in (0..largest).step_by(64) {
+                let segment = start..largest.min(start + 64);
+                parts.iter().flat_map(|part| piece(part, &segment)).for_each(|byte| covered[byte] += 1);
+            }
+            assert!(covered.iter().all(|&times| times == 1), "{sizes:?}");
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The packets that processes send to each other, and the interface of the library that moves them.
 
+use std::ffi::c_int;
 use std::io;
 
 use bytemuck::cast_slice;
@@ -115,11 +116,13 @@ impl Packet {
 }
 
 /// A part of a collective that the library executes.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct NativeSegment {
     pub(crate) operation: NativeOperation,
-    /// Bytes of the buffer, or of the part of each rank.
-    pub(crate) bytes: usize,
+    /// The bytes of each part that the library reads. They lie one after the other.
+    pub(crate) sent: Vec<usize>,
+    /// The bytes of each part that the library writes, likewise.
+    pub(crate) received: Vec<usize>,
     /// A number that no other segment of this process has.
     pub(crate) number: u64,
 }
@@ -130,6 +133,17 @@ pub(crate) struct FinishedNative {
     pub(crate) number: u64,
     pub(crate) send: Buffer,
     pub(crate) receive: Buffer,
+    /// The counts and places that the library reads while the segment is open.
+    pub(crate) layout: NativeLayout,
+}
+
+/// The counts of the parts of a segment and their places, in elements, if their sizes differ. Otherwise all are empty.
+#[derive(Debug, Default)]
+pub(crate) struct NativeLayout {
+    pub(crate) send_counts: Vec<c_int>,
+    pub(crate) send_places: Vec<c_int>,
+    pub(crate) receive_counts: Vec<c_int>,
+    pub(crate) receive_places: Vec<c_int>,
 }
 
 /// The packets that have arrived since the last look, and free buffers.

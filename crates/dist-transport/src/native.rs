@@ -32,11 +32,13 @@ pub trait NativeCollectives {
 pub struct NativeCollective {
     /// The operation.
     pub operation: NativeOperation,
-    /// The size of the buffer, or of the parts of all ranks together.
+    /// The size of the buffer, or of the parts of all ranks together. In an all_to_all of parts of different sizes it is the
+    /// mean over the ranks.
     pub bytes: usize,
 }
 
-/// The operation of a [`NativeCollective`]. Ranks count in the group.
+/// The operation of a [`NativeCollective`]. Ranks count in the group. Operations that end in `V` have parts of different
+/// sizes, which [`NativeMemory::parts`] states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NativeOperation {
     /// Every rank gets the reduction of all buffers.
@@ -57,8 +59,14 @@ pub enum NativeOperation {
     },
     /// Every rank gets the parts of all ranks.
     AllGather,
+    /// Every rank gets the parts of all ranks.
+    AllGatherV,
+    /// Rank `r` gets part `r` of the reduction of all inputs.
+    ReduceScatterV(NativeReduction),
     /// Part `d` of rank `s` becomes part `s` of rank `d`.
     AllToAll,
+    /// Part `d` of rank `s` becomes part `s` of rank `d`.
+    AllToAllV,
 }
 
 /// A reduction of a [`NativeOperation`].
@@ -82,6 +90,8 @@ pub enum NativeElement {
     U8,
     U32,
     U64,
+    ComplexF32,
+    ComplexF64,
 }
 
 impl NativeElement {
@@ -90,7 +100,8 @@ impl NativeElement {
         match self {
             Self::I8 | Self::U8 => 1,
             Self::F32 | Self::I32 | Self::U32 => 4,
-            Self::F64 | Self::I64 | Self::U64 => 8,
+            Self::F64 | Self::I64 | Self::U64 | Self::ComplexF32 => 8,
+            Self::ComplexF64 => 16,
         }
     }
 }
@@ -114,4 +125,25 @@ pub struct NativeMemory<'a> {
     /// The memory that the call changes: the result of this rank. In a reduce_scatter without an input it is the parts
     /// for all ranks, of which this rank's gets the result.
     pub buffer: &'a mut [u8],
+    /// The sizes of the parts, if they differ.
+    pub parts: Option<NativeParts<'a>>,
+}
+
+/// The sizes of parts of different sizes, in bytes: one for each rank. Parts lie one after the other.
+#[derive(Debug, Clone, Copy)]
+pub struct NativeParts<'a> {
+    /// The parts that this rank sends: in an all_to_all to each rank. In an all_gather and in a reduce_scatter these are
+    /// the parts of all ranks.
+    pub sent: &'a [usize],
+    /// The parts that this rank receives: in an all_to_all from each rank. Otherwise the same as `sent`.
+    pub received: &'a [usize],
+    /// The largest part of all ranks.
+    pub largest: usize,
+}
+
+impl<'a> NativeParts<'a> {
+    /// Returns the parts of an all_gather or a reduce_scatter, in which each rank has one.
+    pub fn of_all(sizes: &'a [usize]) -> Self {
+        Self { sent: sizes, received: sizes, largest: sizes.iter().copied().max().unwrap_or(0) }
+    }
 }

@@ -48,7 +48,8 @@ impl Engine {
         let operation = Operation::AllToAll;
         let received = self.check_part_counts(input.len(), send_counts, receive_counts)?;
         check_length(operation, "output", received, output.len())?;
-        let algorithm = match options.settings.forced(operation) {
+        let forced = options.settings.forced(operation);
+        let algorithm = match forced {
             None => &all_to_all::WINDOWED,
             Some(Algorithm::Messages(algorithm)) if !self.forwards(algorithm) => algorithm,
             Some(algorithm) => return Err(Error::NeedsEvenParts { algorithm }),
@@ -62,10 +63,16 @@ impl Engine {
         let plan = self.compile(&key, |_| 0, options)?;
         self.begin_compiled(plan);
         let call = self.plan_cache.get(plan).call;
-        self.compare_counts(&call, send_counts, receive_counts, options)?;
+        let own = CountAgreement::of(send_counts, forced.is_some() || self.transport.native().is_none());
+        let agreed = self.compare_counts(&call, own, [send_counts, receive_counts], options)?;
         let [sent, received] = [send_counts, receive_counts].map(RankLayout::counted);
-        let memory = CallOperands::in_parts(output, &received).with_input(input, &sent);
-        self.run_compiled(plan, memory.into_bytes(), &Arithmetic::NONE, &options.due)
+        let memory = CallOperands::in_parts(output, &received).with_input(input, &sent).into_bytes();
+        if let Some((bytes, largest)) = agreed.for_library(size_of::<T>(), self.world_size())
+            && self.is_native_all_to_all_v(bytes)
+        {
+            return self.native_all_to_all_v(&call, (bytes, largest), memory, &options.due);
+        }
+        self.run_compiled(plan, memory, &Arithmetic::NONE, &options.due)
     }
 
     /// Checks the counts as [`check_part_counts`] does.
@@ -136,14 +143,14 @@ impl Engine {
     }
 
     /// Sends every rank the length that it is going to receive. If a rank expects another length, all ranks return the
-    /// same error.
+    /// same error. Returns the values of all ranks, of which `agreement` has this rank's.
     fn compare_counts(
         &mut self,
         call: &Call,
-        send_counts: &[usize],
-        receive_counts: &[usize],
+        mut agreement: CountAgreement,
+        [send_counts, receive_counts]: [&[usize]; 2],
         options: &CallOptions<'_>,
-    ) -> Result<()> {
+    ) -> Result<CountAgreement> {
         let (rank, world_size) = (self.rank().index(), self.world_size());
         let sent: Vec<u64> = send_counts.iter().map(|&count| count as u64).collect();
         let mut announced = vec![0; world_size];
@@ -151,13 +158,14 @@ impl Engine {
         let differs = |(from, (&sent, &expected)): (usize, (&u64, &usize))| {
             (sent != expected as u64).then_some([from as u64, rank as u64, sent, expected as u64])
         };
-        let own = announced.iter().zip(receive_counts).enumerate().find_map(differs);
-        let mut first = own.unwrap_or(NO_DISAGREEMENT);
-        self.agree(call, bytemuck::bytes_of_mut(&mut first), &mut keep_lesser, &options.due)?;
-        if first == NO_DISAGREEMENT {
-            return Ok(());
+        if let Some(own) = announced.iter().zip(receive_counts).enumerate().find_map(differs) {
+            agreement.disagreement = own;
         }
-        let [from, to, sent, expected] = first;
+        self.agree(call, bytemuck::bytes_of_mut(&mut agreement), &mut CountAgreement::combine, &options.due)?;
+        if agreement.disagreement == NO_DISAGREEMENT {
+            return Ok(agreement);
+        }
+        let [from, to, sent, expected] = agreement.disagreement;
         let rank = |number| usize::try_from(number).expect("ranks are numbered by usize");
         let (from, to) = (self.in_world(rank(from)), self.in_world(rank(to)));
         Err(Error::Disagreement { from, to, sent, expected })
@@ -171,11 +179,52 @@ fn nothing_to_combine(_: &mut [u8], _: &[u8]) {}
 /// greater than any of them.
 const NO_DISAGREEMENT: [u64; 4] = [u64::MAX; 4];
 
-/// Combines two disagreements: keeps the one that compares less.
-fn keep_lesser(into: &mut [u8], from: &[u8]) {
-    let read = |bytes: &[u8]| bytemuck::pod_read_unaligned::<[u64; 4]>(bytes);
-    if read(from) < read(into) {
-        into.copy_from_slice(from);
+/// The values of all ranks in an all_to_all of parts of different sizes.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct CountAgreement {
+    /// The first one, in the order of its numbers.
+    disagreement: [u64; 4],
+    /// Elements of the largest part.
+    largest: u64,
+    /// Elements of all parts of all ranks.
+    total: u64,
+    /// Ranks that need messages: their caller forces an algorithm, or there is no library below their transport.
+    by_messages: u64,
+}
+
+impl CountAgreement {
+    /// Returns the values of a rank that sends these counts.
+    fn of(send_counts: &[usize], by_messages: bool) -> Self {
+        let counts = || send_counts.iter().map(|&count| count as u64);
+        Self {
+            disagreement: NO_DISAGREEMENT,
+            largest: counts().max().unwrap_or(0),
+            total: counts().sum(),
+            by_messages: by_messages.into(),
+        }
+    }
+
+    /// Combines the bytes of two.
+    fn combine(into: &mut [u8], from: &[u8]) {
+        let read = |bytes: &[u8]| bytemuck::pod_read_unaligned::<Self>(bytes);
+        let (one, other) = (read(into), read(from));
+        into.copy_from_slice(bytemuck::bytes_of(&Self {
+            disagreement: one.disagreement.min(other.disagreement),
+            largest: one.largest.max(other.largest),
+            total: one.total.saturating_add(other.total),
+            by_messages: one.by_messages.saturating_add(other.by_messages),
+        }));
+    }
+
+    /// Returns the bytes of a rank's parts, as the mean of all ranks, and of the largest part, for a library below the
+    /// transports of all ranks. All ranks get the same result.
+    fn for_library(&self, element_size: usize, world_size: usize) -> Option<(usize, usize)> {
+        if self.by_messages > 0 {
+            return None;
+        }
+        let bytes = |elements: u64| usize::try_from(elements).ok()?.checked_mul(element_size);
+        Some((bytes(self.total / world_size as u64)?, bytes(self.largest)?))
     }
 }
 

@@ -134,6 +134,16 @@ impl RankLayout {
         self.held.contains(&rank)
     }
 
+    /// Returns `true` if the parts of all ranks are in the memory.
+    pub(super) fn is_whole(&self) -> bool {
+        self.held == (0..self.world_size)
+    }
+
+    /// Returns the sizes of the parts in memory of this many bytes per element.
+    pub(super) fn sizes_in(&self, unit: usize) -> Vec<usize> {
+        self.held.clone().map(|rank| self.range(rank).len() * unit).collect()
+    }
+
     /// Returns the range of one rank's part, in elements.
     pub(super) fn range(&self, rank: usize) -> Range<usize> {
         let place = rank - self.held.start;

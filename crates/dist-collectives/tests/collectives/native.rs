@@ -2,11 +2,12 @@
 
 use std::sync::{Arc, Mutex};
 
+use dist_collectives::algorithms::{all_to_all, ring};
 use dist_collectives::transport::Transport;
-use dist_collectives::{Communicator, CustomOp, Error, ReduceOp, ReductionOrder, algorithms::ring, f16};
+use dist_collectives::{Communicator, Complex, CustomOp, Error, ReduceOp, ReductionOrder, f16};
 use dist_transport::forwarding::ForwardingTransport;
 use dist_transport::native::{
-    NativeCollective, NativeCollectives, NativeElement, NativeMemory, NativeOp, NativeOperation,
+    NativeCollective, NativeCollectives, NativeElement, NativeMemory, NativeOp, NativeOperation, NativeParts,
     NativeReduction,
 };
 use dist_transport::{Incoming, LazyDeadline, Outgoing, Result, Sink, sim};
@@ -52,16 +53,42 @@ impl NativeCollectives for WithLibrary {
     ) -> Result<()> {
         self.executed.lock().unwrap().push(collective.operation);
         let (own, ranks) = (Transport::rank(&*self.messages).index(), self.messages.members().len());
-        let place = |bytes: usize, rank: usize| bytes / ranks * rank..bytes / ranks * (rank + 1);
+        let place = |bytes: usize, rank: usize| match memory.parts {
+            Some(NativeParts { received, .. }) => {
+                let start: usize = received[..rank].iter().sum();
+                start..start + received[rank]
+            }
+            None => bytes / ranks * rank..bytes / ranks * (rank + 1),
+        };
         let whole = memory.buffer.len();
         let input = match (memory.input, collective.operation) {
             (Some(input), _) => input.to_vec(),
-            (None, NativeOperation::AllGather) => memory.buffer[place(whole, own)].to_vec(),
+            (None, NativeOperation::AllGather | NativeOperation::AllGatherV) => {
+                memory.buffer[place(whole, own)].to_vec()
+            }
             (None, _) => memory.buffer.to_vec(),
         };
-        let mut inputs = vec![vec![0; input.len()]; ranks];
-        let parts = [&input[..]];
-        let sends: Vec<_> = (0..ranks).map(|to| Outgoing { to, parts: &parts }).collect();
+        let mut inputs: Vec<_> = (0..ranks)
+            .map(|rank| match (collective.operation, memory.parts) {
+                (NativeOperation::AllGatherV | NativeOperation::AllToAllV, Some(parts)) => {
+                    vec![0; parts.received[rank]]
+                }
+                _ => vec![0; input.len()],
+            })
+            .collect();
+        let mut sent = Vec::new();
+        let mut start = 0;
+        for rank in 0..ranks {
+            // Ranks of an uneven all_to_all know only their own parts, so they send these. Otherwise they send all.
+            match (collective.operation, memory.parts) {
+                (NativeOperation::AllToAllV, Some(parts)) => {
+                    sent.push([&input[start..start + parts.sent[rank]]]);
+                    start += parts.sent[rank];
+                }
+                _ => sent.push([&input[..]]),
+            }
+        }
+        let sends: Vec<_> = sent.iter().enumerate().map(|(to, parts)| Outgoing { to, parts }).collect();
         let receives = inputs.iter_mut().enumerate();
         let mut receives: Vec<_> = receives
             .map(|(from, input)| Incoming { from, len: input.len(), sink: Sink::Into(input) })
@@ -72,13 +99,15 @@ impl NativeCollectives for WithLibrary {
             NativeOperation::Reduce { reduction, root } if root == own => {
                 memory.buffer.copy_from_slice(&sum(&inputs, reduction));
             }
-            NativeOperation::ReduceScatter(reduction) => {
+            NativeOperation::ReduceScatter(reduction) | NativeOperation::ReduceScatterV(reduction) => {
                 let sums = sum(&inputs, reduction);
                 let target = if memory.input.is_some() { 0..whole } else { place(whole, own) };
                 memory.buffer[target].copy_from_slice(&sums[place(sums.len(), own)]);
             }
             NativeOperation::Broadcast { root } => memory.buffer.copy_from_slice(&inputs[root]),
-            NativeOperation::AllGather => memory.buffer.copy_from_slice(&inputs.concat()),
+            NativeOperation::AllGather | NativeOperation::AllGatherV | NativeOperation::AllToAllV => {
+                memory.buffer.copy_from_slice(&inputs.concat());
+            }
             NativeOperation::AllToAll => {
                 let parts: Vec<_> = inputs.iter().map(|input| &input[place(whole, own)]).collect();
                 memory.buffer.copy_from_slice(&parts.concat());
@@ -86,6 +115,40 @@ impl NativeCollectives for WithLibrary {
             NativeOperation::Reduce { .. } => {}
         }
         Ok(())
+    }
+}
+
+/// A transport with a library that refuses all collectives, and notes them.
+#[derive(Debug)]
+struct Refusing {
+    messages: Box<dyn Transport>,
+    asked: Arc<Mutex<Vec<NativeOperation>>>,
+}
+
+impl ForwardingTransport for Refusing {
+    type Inner = dyn Transport;
+
+    fn inner(&self) -> &Self::Inner {
+        &*self.messages
+    }
+
+    fn inner_mut(&mut self) -> &mut Self::Inner {
+        &mut *self.messages
+    }
+
+    fn native(&mut self) -> Option<&mut dyn NativeCollectives> {
+        Some(self)
+    }
+}
+
+impl NativeCollectives for Refusing {
+    fn supports(&self, collective: &NativeCollective) -> bool {
+        self.asked.lock().unwrap().push(collective.operation);
+        false
+    }
+
+    fn execute(&mut self, _: &NativeCollective, _: NativeMemory<'_>, _: &LazyDeadline<'_>) -> Result<()> {
+        unreachable!("it is refused")
     }
 }
 
@@ -247,15 +310,80 @@ fn calls_that_the_library_cannot_execute_are_messages() {
         let mut few = [1.0_f32; FROM / 4 - 1];
         comm.all_reduce(&mut few, ReduceOp::Sum).unwrap();
         assert_eq!(few[0], ranks as f32, "of few bytes");
-        let counts: Vec<_> = (0..ranks).map(|rank| PART + rank).collect();
-        let mut all = vec![0.0; counts.iter().sum()];
-        comm.all_gather_v(&vec![rank as f32; counts[rank]], &counts, &mut all).unwrap();
-        assert_eq!(all[all.len() - 1], (ranks - 1) as f32, "of parts of different sizes");
-        let mut own = vec![0.0; counts[rank]];
-        comm.reduce_scatter_v(&all, &counts, &mut own, ReduceOp::Sum).unwrap();
-        assert_eq!(own[0], (rank * ranks) as f32, "of parts of different sizes");
+        // Every rank sends one element to its right neighbour: too few bytes for the library.
+        let right = (rank + 1) % ranks;
+        let counts = |peer| (0..ranks).map(|rank| usize::from(rank == peer)).collect::<Vec<_>>();
+        let (left, mut received) = ((rank + ranks - 1) % ranks, [0.0]);
+        comm.all_to_all_v(&[rank as f32], &counts(right), &mut received, &counts(left)).unwrap();
+        assert_eq!(received[0], left as f32, "of few bytes in uneven parts");
     });
     assert_eq!(operations, []);
+}
+
+#[test]
+fn the_library_has_parts_of_different_sizes() {
+    let operations = executed(|comm| {
+        let (rank, ranks) = (comm.rank(), comm.world_size());
+        // Rank 0 has no part.
+        let counts: Vec<_> = (0..ranks).map(|rank| PART * rank).collect();
+        let mut all = vec![0.0; counts.iter().sum()];
+        comm.all_gather_v(&vec![rank as f32; counts[rank]], &counts, &mut all).unwrap();
+        let expected: Vec<f32> = (0..ranks).flat_map(|rank| vec![rank as f32; PART * rank]).collect();
+        assert_eq!(all, expected);
+        let mut own = vec![0.0; counts[rank]];
+        comm.reduce_scatter_v(&all, &counts, &mut own, ReduceOp::Sum).unwrap();
+        assert_eq!(own, vec![(rank * ranks) as f32; counts[rank]]);
+        let sent: Vec<_> = (0..ranks).map(|to| PART * (rank + to)).collect();
+        let values = vec![rank as f32; sent.iter().sum()];
+        let mut received = vec![0.0; values.len()];
+        comm.all_to_all_v(&values, &sent, &mut received, &sent).unwrap();
+        let expected: Vec<f32> =
+            (0..ranks).flat_map(|from| vec![from as f32; PART * (from + rank)]).collect();
+        assert_eq!(received, expected);
+    });
+    let expected =
+        [NativeOperation::AllGatherV, NativeOperation::ReduceScatterV(SUM), NativeOperation::AllToAllV];
+    assert_eq!(operations, expected);
+}
+
+#[test]
+fn an_uneven_all_to_all_goes_by_messages_if_one_rank_forces_an_algorithm() {
+    let operations = executed(|comm| {
+        let ranks = comm.world_size();
+        let counts = vec![PART; ranks];
+        let (values, mut received) = (vec![comm.rank() as f32; PART * ranks], vec![0.0; PART * ranks]);
+        match comm.rank() {
+            1 => comm.with_algorithm(&all_to_all::WINDOWED).all_to_all_v(
+                &values,
+                &counts,
+                &mut received,
+                &counts,
+            ),
+            _ => comm.all_to_all_v(&values, &counts, &mut received, &counts),
+        }
+        .unwrap();
+        assert_eq!(received[received.len() - 1], (ranks - 1) as f32);
+    });
+    assert_eq!(operations, []);
+}
+
+#[test]
+fn the_library_is_asked_to_reduce_complex_numbers() {
+    let outcome = sim::run(1, 2, |transport| {
+        let messages: Box<dyn Transport> = Box::new(transport);
+        let asked = Arc::<Mutex<_>>::default();
+        let mut comm = Communicator::new(Refusing { messages, asked: Arc::clone(&asked) });
+        comm.set_order(ReductionOrder::Any);
+        comm.all_reduce(&mut [Complex::new(1.0_f32, 2.0); PART], ReduceOp::Sum).unwrap();
+        comm.all_reduce(&mut [Complex::new(1.0_f64, 2.0); PART], ReduceOp::Product).unwrap();
+        asked.lock().unwrap().clone()
+    });
+    let complex = |element, op| NativeOperation::AllReduce(NativeReduction { element, op });
+    let expected = vec![
+        complex(NativeElement::ComplexF32, NativeOp::Sum),
+        complex(NativeElement::ComplexF64, NativeOp::Product),
+    ];
+    assert_eq!(outcome.results, [expected.clone(), expected]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Collectives of a library below the transport: the right results, and only if all ranks make the same call.
 
 use crate::native::{
-    NativeCollective, NativeElement, NativeMemory, NativeOp, NativeOperation, NativeReduction,
+    NativeCollective, NativeElement, NativeMemory, NativeOp, NativeOperation, NativeParts, NativeReduction,
 };
 use crate::{Abort, Cause, Error, Fingerprint, LazyDeadline, Result, Transport};
 
@@ -24,6 +24,15 @@ const CASES: &[(NativeOperation, bool)] = &[
     (NativeOperation::AllGather, false),
     (NativeOperation::AllGather, true),
     (NativeOperation::AllToAll, true),
+];
+
+/// The operations on parts of different sizes.
+const UNEVEN_CASES: &[(NativeOperation, bool)] = &[
+    (NativeOperation::ReduceScatterV(SUM), false),
+    (NativeOperation::ReduceScatterV(SUM), true),
+    (NativeOperation::AllGatherV, false),
+    (NativeOperation::AllGatherV, true),
+    (NativeOperation::AllToAllV, true),
 ];
 
 /// Elements after which an input repeats itself: a prime number, so that no two parts are equal.
@@ -90,10 +99,75 @@ fn execute(
     let collective = NativeCollective { operation, bytes: own.len() };
     let native = transport.native().expect("it was looked at before");
     assert!(native.supports(&collective), "{collective:?}");
-    let memory = NativeMemory { input: has_input.then_some(given), buffer: &mut buffer };
+    let memory = NativeMemory { input: has_input.then_some(given), buffer: &mut buffer, parts: None };
     native.execute(&collective, memory, due)?;
     let is_result = !matches!(operation, NativeOperation::Reduce { root, .. } if root != me);
     Ok(is_result.then(|| (buffer[result].to_vec(), expected)))
+}
+
+/// Executes an operation on parts of different sizes: some are empty, and the largest has `world_size` times this many
+/// elements. Returns the memory of the result and the expected result.
+fn execute_uneven(
+    transport: &mut dyn Transport,
+    (operation, has_input): (NativeOperation, bool),
+    part: usize,
+    due: &LazyDeadline<'_>,
+) -> Result<(Vec<u8>, Vec<u8>)> {
+    let (me, world_size) = (transport.rank().index(), transport.rank().world_size());
+    let exchanges = operation == NativeOperation::AllToAllV;
+    // The size of the part that a rank sends to another one, or of the part of that one.
+    let size = |from: usize, to: usize| {
+        let units = if exchanges { (2 * from + to) % (world_size + 1) } else { to };
+        units * part * SIZE
+    };
+    let sizes = |from: usize| -> Vec<usize> { (0..world_size).map(|to| size(from, to)).collect() };
+    let place = |from: usize, to: usize| {
+        let start: usize = (0..to).map(|to| size(from, to)).sum();
+        start..start + size(from, to)
+    };
+    let whole = |from: usize| sizes(from).iter().sum::<usize>();
+    let bytes_of = |from: usize| repeated(|index| element(from, index), whole(from) / SIZE);
+    let own = bytes_of(me);
+    let sums = repeated(|index| (0..world_size).map(|rank| element(rank, index)).sum(), whole(me) / SIZE);
+    let (given, mut buffer, result, expected) = match operation {
+        NativeOperation::ReduceScatterV(_) => {
+            let expected = sums[place(me, me)].to_vec();
+            match has_input {
+                true => (own.clone(), vec![0; size(me, me)], 0..size(me, me), expected),
+                false => (Vec::new(), own.clone(), place(me, me), expected),
+            }
+        }
+        NativeOperation::AllGatherV => {
+            let expected: Vec<u8> =
+                (0..world_size).flat_map(|rank| bytes_of(rank)[..size(rank, rank)].to_vec()).collect();
+            let (given, mut buffer) = (own[..size(me, me)].to_vec(), vec![0; whole(me)]);
+            if !has_input {
+                buffer[place(me, me)].copy_from_slice(&given);
+            }
+            (given, buffer, 0..whole(me), expected)
+        }
+        _ => {
+            let expected: Vec<u8> =
+                (0..world_size).flat_map(|from| bytes_of(from)[place(from, me)].to_vec()).collect();
+            (own.clone(), vec![0; expected.len()], 0..expected.len(), expected)
+        }
+    };
+    let sent = sizes(me);
+    let received: Vec<usize> = match exchanges {
+        true => (0..world_size).map(|from| size(from, me)).collect(),
+        false => sent.clone(),
+    };
+    let all = || (0..world_size).flat_map(&sizes);
+    let parts = match exchanges {
+        true => NativeParts { sent: &sent, received: &received, largest: all().max().unwrap_or(0) },
+        false => NativeParts::of_all(&sent),
+    };
+    let collective = NativeCollective { operation, bytes: all().sum::<usize>() / world_size };
+    let native = transport.native().expect("it was looked at before");
+    assert!(native.supports(&collective), "{collective:?}");
+    let input = has_input.then_some(&given[..]);
+    native.execute(&collective, NativeMemory { input, buffer: &mut buffer, parts: Some(parts) }, due)?;
+    Ok((buffer[result].to_vec(), expected))
 }
 
 /// Returns `true` if the transport has collectives of a library, as the fabric has stated.
@@ -103,7 +177,8 @@ fn has_native(fabric: &dyn Fabric, transport: &mut dyn Transport) -> bool {
     has_native
 }
 
-/// A library executes every operation, on few and on many elements, among all ranks and in a group.
+/// A library executes every operation, on few and on many elements, in even and in uneven parts, among all ranks and in a
+/// group.
 pub(super) fn collectives_of_a_library_have_the_result_of_all_ranks(fabric: &'static dyn Fabric) {
     for world_size in [2, 3, 4] {
         let program = move |mut transport: Box<dyn Transport>| {
@@ -121,6 +196,14 @@ pub(super) fn collectives_of_a_library_have_the_result_of_all_ranks(fabric: &'st
                         {
                             assert!(result == expected, "{case:?} of {part} elements");
                         }
+                    }
+                }
+                for &case in UNEVEN_CASES {
+                    for transport in [&mut transport, &mut group] {
+                        let due = soon(&**transport);
+                        transport.begin(&OURS);
+                        let (result, expected) = execute_uneven(&mut **transport, case, part, &due).unwrap();
+                        assert!(result == expected, "{case:?} of {part} elements");
                     }
                 }
             }
@@ -143,7 +226,7 @@ pub(super) fn a_collective_of_a_library_is_refused_on_every_rank_if_calls_differ
         transport.begin(if transport.rank().index() == 1 { &THEIRS } else { &OURS });
         let mut buffer = vec![7; 1000 * SIZE];
         let collective = NativeCollective { operation: NativeOperation::AllReduce(SUM), bytes: buffer.len() };
-        let memory = NativeMemory { input: None, buffer: &mut buffer };
+        let memory = NativeMemory { input: None, buffer: &mut buffer, parts: None };
         let error = transport.native().unwrap().execute(&collective, memory, &due).unwrap_err();
         assert!(buffer.iter().all(|&byte| byte == 7), "the memory has changed");
         Some(error)
