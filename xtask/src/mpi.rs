@@ -15,7 +15,7 @@ With the first library: clippy, documents, the unit tests, which need no mpirun,
 dist with DIST_TRANSPORT=mpi. With each: the promises of the transport, as the conformance suite states
 them, in 4 real processes, a part of the matrix in 2 and in 4, collectives that the library executes, a
 process that dies, and one that is stopped.
-  --all  the whole matrix in 4 processes instead of a part, which takes about 3 minutes with each library
+  --all  the whole matrix in 4 processes instead of a part, which takes several times as long
 Each library has a target folder of its own, target/mpi and target/mpich.";
 
 /// An MPI library as Debian installs it.
