@@ -13,7 +13,6 @@
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
@@ -38,7 +37,7 @@ const _: () =
     assert!(FLAG_DATA_BYTES == GroupLayout::on_host(Reach::Slots).flag_line_bytes, "as it is predicted");
 
 /// Two cache lines, which processors fetch together.
-const PAIR_BYTES: usize = 128;
+pub(super) const PAIR_BYTES: usize = 128;
 /// Bytes of a rank's words and flag lines.
 pub(super) const BLOCK_BYTES: usize = REGIONS_AT + CALLS_MAX * PAIR_BYTES;
 /// Bytes of the words of the whole group.
@@ -71,7 +70,7 @@ pub(super) const LARGE_BYTES: usize = EAGER_AT + CALLS_MAX * EAGER_BYTES;
 /// The memory of one group.
 #[derive(Debug)]
 pub(crate) struct GroupMemory {
-    mapping: Arc<Mapping>,
+    mapping: Mapping,
     place: Place,
     ranks: usize,
     /// `true` if the group has two ranks. Each then has its flag line where it has read the other's the last
@@ -86,7 +85,7 @@ pub(crate) struct GroupMemory {
 pub(super) struct Place {
     /// The words of the whole group.
     pub(super) head_at: usize,
-    /// The words and flag lines of each rank, [`BLOCK_BYTES`] apart.
+    /// The words and flag lines of each rank, [`BLOCK_BYTES`] apart, at a multiple of [`PAIR_BYTES`].
     pub(super) blocks_at: usize,
     /// The slots and eager buffers of each rank, [`LARGE_BYTES`] apart.
     pub(super) slots_at: usize,
@@ -111,12 +110,12 @@ impl GroupMemory {
 
     fn in_segment(mapping: Mapping, world_size: usize) -> Self {
         let place = Place { head_at: HEAD_AT, blocks_at: PAGE_BYTES, slots_at: slots_at(world_size) };
-        Self::in_pool(Arc::new(mapping), place, world_size, None)
+        Self::in_pool(mapping, place, world_size, None)
     }
 
     /// Returns the memory at these offsets of a pool.
     pub(super) const fn in_pool(
-        mapping: Arc<Mapping>,
+        mapping: Mapping,
         place: Place,
         world_size: usize,
         lease: Option<PoolLease>,
@@ -418,12 +417,13 @@ impl GroupMemory {
         };
         let places: SmallVec<[usize; CHANGED_MAX]> = there.iter().map(at).collect::<Result<_, _>>()?;
         // SAFETY: as the caller has promised, and it is one mapping.
-        unsafe { mapping::change(places.into_iter().map(|at| (&*self.mapping, at)), len, change) };
+        unsafe { mapping::change(places.into_iter().map(|at| (&self.mapping, at)), len, change) };
         Ok(())
     }
 
     const fn block(&self, rank: usize) -> usize {
-        self.place.blocks_at + rank * BLOCK_BYTES
+        // The rounding changes nothing. It shows the compiler that words and counters are aligned.
+        self.place.blocks_at / PAIR_BYTES * PAIR_BYTES + rank * BLOCK_BYTES
     }
 
     const fn pair(&self, rank: usize, at: usize, generation: Generation) -> usize {
@@ -443,6 +443,7 @@ impl GroupMemory {
         assert!(rank < self.ranks, "rank {rank} is one of {}", self.ranks);
     }
 
+    #[inline]
     fn place(
         &self,
         rank: usize,

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::PAGE_BYTES;
-use super::group_memory::{BLOCK_BYTES, GroupMemory, HEAD_BYTES, LARGE_BYTES, Place};
+use super::group_memory::{BLOCK_BYTES, GroupMemory, HEAD_BYTES, LARGE_BYTES, PAIR_BYTES, Place};
 use super::mapping::{Mapping, Pages};
 use super::spin_lock;
 use crate::{ChannelId, Rank};
@@ -43,6 +43,7 @@ const RECORDS_AT: usize = RANKS_AT + POOL_RANKS_MAX * size_of::<u32>();
 const RECORD_BYTES: usize = 32;
 const HEADS_AT: usize = RECORDS_AT + RECORDS * RECORD_BYTES;
 const BLOCKS_AT: usize = HEADS_AT + UNITS * HEAD_BYTES;
+const _: () = assert!(BLOCKS_AT.is_multiple_of(PAIR_BYTES), "blocks begin at pairs of cache lines");
 /// Half a page behind the beginning of a page, as in a segment of one group.
 const LARGE_AT: usize = (BLOCKS_AT + UNITS * BLOCK_BYTES).next_multiple_of(PAGE_BYTES) + PAGE_BYTES / 2;
 pub(crate) const POOL_BYTES: usize = (LARGE_AT + UNITS * LARGE_BYTES).next_multiple_of(PAGE_BYTES);
@@ -53,7 +54,7 @@ pub(crate) const POOL_NUMBER: u32 = u32::MAX;
 /// The pool, as mapped by this process.
 #[derive(Debug)]
 pub(crate) struct GroupPool {
-    mapping: Arc<Mapping>,
+    mapping: Mapping,
     /// `true` if this process has waited for the lock in vain. It does not wait again.
     is_lost: AtomicBool,
 }
@@ -160,7 +161,7 @@ impl GroupPool {
     }
 
     fn of(mapping: Mapping) -> Self {
-        Self { mapping: Arc::new(mapping), is_lost: AtomicBool::new(false) }
+        Self { mapping, is_lost: AtomicBool::new(false) }
     }
 
     /// Records that a rank of the world has mapped the pool, and takes the memory of its groups from it.

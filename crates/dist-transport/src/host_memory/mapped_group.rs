@@ -488,15 +488,17 @@ impl MappedGroup {
     }
 
     /// Publishes the region that this rank exposes in the current call, and keeps lent memory.
+    #[inline(always)]
     fn expose(&mut self, memory: ExposedRegion<'_>) {
-        let region = match &memory {
+        let region = match memory {
             ExposedRegion::Nothing => RemoteRegion::NOTHING,
             ExposedRegion::Read(bytes) => self.region(bytes, false),
-            ExposedRegion::Write(lent) => self.region(lent.bytes(), true),
+            ExposedRegion::Write(lent) => {
+                let region = self.region(lent.bytes(), true);
+                self.lent = Some(lent);
+                region
+            }
         };
-        if let ExposedRegion::Write(lent) = memory {
-            self.lent = Some(lent);
-        }
         self.store_region(region);
     }
 
@@ -846,12 +848,12 @@ impl ShmGroup for MappedGroup {
         self.enter_next(entry, due)?;
         self.store_region(RemoteRegion::NOTHING);
         let rank = entry.rank;
-        if holder == rank.index() {
+        match bytes {
+            [] => {}
             // SAFETY: as the caller has promised.
-            unsafe { self.publish(place, offset, bytes) };
-        } else {
+            _ if holder == rank.index() => unsafe { self.publish(place, offset, bytes) },
             // SAFETY: as the caller has promised.
-            unsafe { self.write(holder, place, offset, bytes) }?;
+            _ => unsafe { self.write(holder, place, offset, bytes) }?,
         }
         // SAFETY: as the caller has promised.
         unsafe { self.signal() };

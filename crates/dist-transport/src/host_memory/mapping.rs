@@ -67,8 +67,8 @@ pub(crate) enum Pages {
     OnDemand,
 }
 
-/// A mapping of a whole segment. Dropping it unmaps the segment.
-#[derive(Debug)]
+/// A mapping of a whole segment. Clones are the same mapping; dropping the last one unmaps the segment.
+#[derive(Debug, Clone)]
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     len: usize,
@@ -149,7 +149,9 @@ impl Mapping {
     /// Returns a pointer to `len` bytes inside the segment.
     #[inline]
     fn at(&self, offset: usize, len: usize) -> NonNull<u8> {
-        assert!(self.holds(offset, len), "outside the segment");
+        if !self.holds(offset, len) {
+            outside_segment();
+        }
         // SAFETY: the mapping is `self.len` long and `offset` is at most that, as just checked.
         unsafe { self.start.add(offset) }
     }
@@ -160,8 +162,19 @@ impl Mapping {
     /// All processes access these eight bytes as an `AtomicU64` only.
     #[inline]
     pub(crate) unsafe fn counter(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: as the caller has promised.
+        let [counter] = unsafe { self.counters(offset) };
+        counter
+    }
+
+    /// Returns consecutive atomic counters.
+    ///
+    /// # Safety
+    /// All processes access these bytes as `AtomicU64` only.
+    #[inline]
+    pub(crate) unsafe fn counters<const COUNT: usize>(&self, offset: usize) -> &[AtomicU64; COUNT] {
         assert!(offset.is_multiple_of(align_of::<AtomicU64>()), "counters are aligned");
-        let place = self.at(offset, size_of::<AtomicU64>());
+        let place = self.at(offset, size_of::<[AtomicU64; COUNT]>());
         // SAFETY: the place is inside the mapping, which lives as long as `self`, and aligned, since a page is and
         // `offset` was checked; the caller has promised the rest.
         unsafe { place.cast().as_ref() }
@@ -239,10 +252,9 @@ impl Mapping {
     /// All processes access these words as `AtomicU64` only.
     #[inline]
     pub(crate) unsafe fn store<const WORDS: usize>(&self, offset: usize, words: [u64; WORDS]) {
-        for (index, word) in words.into_iter().enumerate() {
-            // SAFETY: as the caller has promised.
-            unsafe { self.counter(offset + 8 * index) }.store(word, Ordering::Relaxed);
-        }
+        // SAFETY: as the caller has promised.
+        let counters = unsafe { self.counters::<WORDS>(offset) };
+        counters.iter().zip(words).for_each(|(counter, word)| counter.store(word, Ordering::Relaxed));
     }
 
     /// Loads words from the segment, each by one atomic load.
@@ -252,7 +264,8 @@ impl Mapping {
     #[inline]
     pub(crate) unsafe fn load<const WORDS: usize>(&self, offset: usize) -> [u64; WORDS] {
         // SAFETY: as the caller has promised.
-        std::array::from_fn(|index| unsafe { self.counter(offset + 8 * index) }.load(Ordering::Relaxed))
+        let counters = unsafe { self.counters::<WORDS>(offset) };
+        std::array::from_fn(|index| counters[index].load(Ordering::Relaxed))
     }
 
     /// Performs an atomic operation on a word, and returns the value from before. Returns `None` if the word is not
@@ -437,6 +450,13 @@ impl Drop for Space {
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "what is mapped here can be unmapped");
     }
+}
+
+/// Panics out of line, because every access checks its range.
+#[cold]
+#[inline(never)]
+fn outside_segment() -> ! {
+    panic!("outside the segment")
 }
 
 /// Calls `change` with equally long ranges of several mappings.
