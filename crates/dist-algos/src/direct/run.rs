@@ -93,7 +93,7 @@ pub fn exposed_memory<'m>(plan: &DirectPlan, rank: Rank, memory: &'m DirectMemor
 ///
 /// # Errors
 /// If the transport fails, or the memory does not match the plan.
-#[inline]
+#[inline(always)]
 pub fn run<A: DirectAccess + ?Sized>(
     access: &mut A,
     (plan, rank): (&DirectPlan, Rank),
@@ -238,14 +238,14 @@ impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
         of: Source,
         place: MemoryArea,
     ) -> Result<(), TransportError> {
-        let (bytes, partition) = match (of, self.memory.input) {
-            (Source::Input, Some(input)) => input,
+        let (bytes, partition) = match (of, &self.memory.input) {
+            (Source::Input, Some((input, partition))) => (*input, partition),
             // Published memory is not lent.
-            _ => (self.memory.own.bytes(), self.memory.partition),
+            _ => (self.memory.own.bytes(), &self.memory.partition),
         };
         for part in parts.indices(self.plan.parts()) {
             let (holder, at) = self.there((part, block), place).of_rank(self.plan, self.rank.index());
-            let bytes = &bytes[cells::range(&partition, self.plan.blocks(), (part, block))];
+            let bytes = &bytes[cells::range(partition, self.plan.blocks(), (part, block))];
             if holder == self.rank.index() {
                 self.access.publish(place, at, bytes);
             } else {

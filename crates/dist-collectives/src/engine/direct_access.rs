@@ -47,11 +47,11 @@ use crate::{Buffer, Call, Element};
 #[derive(Debug)]
 pub(super) struct CheckedPlan {
     plan: DirectPlan,
-    rank: Rank,
     /// The rank's steps; empty if there are more than [`STEPS_MAX`].
     steps: Vec<DirectStep>,
-    /// A digest of the plan and the call, without the call's number and the generation of the slots.
-    agreed: u64,
+    /// The entry of every call. Its digest is that of the plan and the call, without the call's number and the
+    /// generation of the slots.
+    entry: CallEntry,
 }
 
 /// Plans that were proven in this process, for any rank. Each plan is proven once.
@@ -90,8 +90,10 @@ impl CheckedPlan {
         }
         let steps: Vec<_> = plan.schedule(rank).take(STEPS_MAX + 1).collect();
         let steps = if steps.len() > STEPS_MAX { Vec::new() } else { steps };
-        let agreed = digest([digest_of(&call.without_history().encode_with(table)), plan.digest()]);
-        Some(Self { plan, rank, steps, agreed })
+        let plan_digest = digest([digest_of(&call.without_history().encode_with(table)), plan.digest()]);
+        let signals = if plan.is_fused() { 1 } else { plan.signals() };
+        let entry = CallEntry { rank, plan_digest, signals, slots: plan.use_of_slots() };
+        Some(Self { plan, steps, entry })
     }
 
     #[inline(always)]
@@ -110,11 +112,12 @@ impl CheckedPlan {
     const fn entry(&self, number: u64) -> CallEntry {
         let generation = self.plan.generation() as u64;
         // With odd factors, consecutive calls of one plan get different values.
-        let agreed = self
-            .agreed
+        let plan_digest = self
+            .entry
+            .plan_digest
             .wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
             .wrapping_add(generation.wrapping_mul(0xc4ce_b9fe_1a85_ec53));
-        CallEntry { rank: self.rank, plan_digest: agreed, signals: 1, slots: self.plan.use_of_slots() }
+        CallEntry { plan_digest, ..self.entry }
     }
 
     /// Executes the call with this number as one fused barrier. Other ranks only see copies of the memory.
@@ -129,7 +132,7 @@ impl CheckedPlan {
         due: &LazyDeadline<'_>,
     ) -> Result<(), RunError<TransportError>> {
         let access = &mut CheckedAccess { shm_group, entry: self.entry(number) };
-        direct::signal_and_wait(access, (&self.plan, self.rank), own, arithmetic, scratch, due)
+        direct::signal_and_wait(access, (&self.plan, self.entry.rank), own, arithmetic, scratch, due)
     }
 
     /// Executes the call with this number on memory that other ranks only read.
@@ -142,13 +145,13 @@ impl CheckedPlan {
         scratch: &mut Scratch,
         due: &LazyDeadline<'_>,
     ) -> Result<(), RunError<TransportError>> {
-        let exposed = match direct::exposed_memory(&self.plan, self.rank, memory) {
+        let exposed = match direct::exposed_memory(&self.plan, self.entry.rank, memory) {
             ExposedMemory::Nothing => ExposedRegion::Nothing,
             ExposedMemory::Read(bytes) => ExposedRegion::Read(bytes),
             ExposedMemory::OwnMemory => unreachable!("memory that other ranks write is lent"),
         };
-        let mut entered = EnteredCall::enter(shm_group, self.entry_of_run(number), exposed, due)?;
-        self.do_steps(&mut entered.access(), memory, kernel, scratch, due)?;
+        let mut entered = EnteredCall::enter(shm_group, self.entry(number), exposed, due)?;
+        self.do_steps(&mut entered.access, memory, kernel, scratch, due)?;
         entered.end();
         Ok(())
     }
@@ -166,9 +169,9 @@ impl CheckedPlan {
         due: &LazyDeadline<'_>,
     ) -> (Result<(), RunError<TransportError>>, Option<Lent>) {
         let len = lent.bytes().len();
-        let part = partition.range(self.rank.index());
+        let part = partition.range(self.entry.rank.index());
         let start = lent.bytes_mut()[part.clone()].as_mut_ptr();
-        let entry = self.entry_of_run(number);
+        let entry = self.entry(number);
         let mut entered = match EnteredCall::enter(&mut *shm_group, entry, ExposedRegion::Write(lent), due) {
             Ok(entered) => entered,
             Err(error) => return (Err(error), None),
@@ -179,16 +182,12 @@ impl CheckedPlan {
         let own_part = unsafe { std::slice::from_raw_parts_mut(start, part.len()) };
         let own = OwnMemory::Lent { len, start: part.start, part: own_part };
         let memory = &mut DirectMemory { own, partition, input: None, piece_bytes };
-        let done = self.do_steps(&mut entered.access(), memory, kernel, scratch, due);
+        let done = self.do_steps(&mut entered.access, memory, kernel, scratch, due);
         entered.end();
         (done, shm_group.reclaim())
     }
 
     #[inline(always)]
-    fn entry_of_run(&self, number: u64) -> CallEntry {
-        CallEntry { signals: self.plan.signals(), ..self.entry(number) }
-    }
-
     fn do_steps(
         &self,
         access: &mut CheckedAccess<'_>,
@@ -197,18 +196,17 @@ impl CheckedPlan {
         scratch: &mut Scratch,
         due: &LazyDeadline<'_>,
     ) -> Result<(), RunError<TransportError>> {
-        let program = (&self.plan, self.rank);
+        let (plan, rank) = (&self.plan, self.entry.rank);
         match &*self.steps {
-            [] => direct::run(access, program, self.plan.schedule(self.rank), memory, kernel, scratch, due),
-            steps => direct::run(access, program, steps, memory, kernel, scratch, due),
+            [] => direct::run(access, (plan, rank), plan.schedule(rank), memory, kernel, scratch, due),
+            steps => direct::run(access, (plan, rank), steps, memory, kernel, scratch, due),
         }
     }
 }
 
 /// A call that this rank has entered. If it is dropped before its [end](Self::end), the call is abandoned.
 struct EnteredCall<'a> {
-    shm_group: &'a mut dyn ShmGroup,
-    entry: CallEntry,
+    access: CheckedAccess<'a>,
     has_ended: bool,
 }
 
@@ -225,12 +223,7 @@ impl<'a> EnteredCall<'a> {
         let entered = unsafe { shm_group.enter(entry, exposed, due) };
         // If `enter` failed, nothing is exposed.
         entered.map_err(|source| RunError::Transport { step: 0, source })?;
-        Ok(Self { shm_group, entry, has_ended: false })
-    }
-
-    #[inline(always)]
-    fn access(&mut self) -> CheckedAccess<'_> {
-        CheckedAccess { shm_group: self.shm_group, entry: self.entry }
+        Ok(Self { access: CheckedAccess { shm_group, entry }, has_ended: false })
     }
 
     /// Marks the call as complete: no rank accesses this rank's memory any more.
@@ -242,7 +235,7 @@ impl<'a> EnteredCall<'a> {
 impl Drop for EnteredCall<'_> {
     fn drop(&mut self) {
         if !self.has_ended {
-            self.shm_group.abandon();
+            self.access.shm_group.abandon();
         }
     }
 }
