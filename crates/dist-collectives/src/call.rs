@@ -7,7 +7,7 @@ use dist_algos::{ALGORITHMS, Algorithm, AlgorithmTable, CollectiveKind};
 use dist_transport::Fingerprint;
 
 use crate::element_type::LAYOUT_BITS;
-use crate::history::{HistoryDigest, is_internal, user_calls_before};
+use crate::history::{History, HistoryDigest, is_internal, user_calls_before};
 use crate::{DType, ElementType, ReduceKind, ReductionOrder};
 
 /// An operation of the ranks of a group.
@@ -345,10 +345,11 @@ impl Call {
         Fingerprint(bytes)
     }
 
-    /// Patches the number and the history in an encoded fingerprint of the same call.
+    /// Patches the number and the history of the next call in an encoded collective.
     #[inline]
-    pub(crate) fn patch(&self, Fingerprint(bytes): &mut Fingerprint) {
-        let (number, past) = (self.number().to_le_bytes(), self.past.to_bytes());
+    pub(crate) fn patch(Fingerprint(bytes): &mut Fingerprint, history: &History) {
+        let number = number_of_collective(history.sequence()).to_le_bytes();
+        let past = history.past().to_bytes();
         // Bytes that are already correct are not written, because a following copy of the whole fingerprint would
         // wait for the store.
         if bytes[0..8] != number {
@@ -369,8 +370,8 @@ impl Call {
     pub(crate) const fn number(&self) -> u64 {
         match self.operation {
             Operation::Message => 0,
-            Operation::Announced => self.sequence.wrapping_add(1) | ANNOUNCED,
-            _ => self.sequence.wrapping_add(1),
+            Operation::Announced => number_of_collective(self.sequence) | ANNOUNCED,
+            _ => number_of_collective(self.sequence),
         }
     }
 
@@ -465,6 +466,11 @@ impl fmt::Display for Call {
 
 /// The bit that marks the number of an announced call.
 const ANNOUNCED: u64 = 1 << 63;
+
+/// Returns the number of a collective as its fingerprint encodes it.
+const fn number_of_collective(sequence: u64) -> u64 {
+    sequence.wrapping_add(1)
+}
 
 /// A call of a window that all ranks make together. It is the `sizes` of the call, and is named after the method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

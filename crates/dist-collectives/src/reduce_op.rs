@@ -111,6 +111,7 @@ impl ReduceOp {
     }
 
     /// Returns `true` if elements of this type support the operation.
+    #[inline]
     pub const fn supports(self, dtype: DType) -> bool {
         self.kind().supports(dtype)
     }

@@ -95,7 +95,7 @@ impl Engine {
         let Some(shm_group) = shm_group else { return Err(Error::Sharing) };
         let bytes = bytemuck::cast_slice_mut(own);
         checked
-            .signal_and_wait(call.number(), shm_group, bytes, kernels, &mut self.scratch, due)
+            .signal_and_wait(call.sequence, shm_group, bytes, kernels, &mut self.scratch, due)
             .map_err(|error| Self::failed(&mut *self.transport, call, error))?;
         arithmetic.finish(own);
         Ok(())
@@ -151,7 +151,7 @@ impl Engine {
             finish: &mut |sums| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums)),
             complete: &mut arithmetic.complete::<T>(),
         };
-        let (number, scratch) = (call.number(), &mut self.scratch);
+        let (number, scratch) = (call.sequence, &mut self.scratch);
         let done = match memory {
             DirectBuffer::Borrowed(memory) => checked.run(number, shm_group, memory, kernel, scratch, due),
             DirectBuffer::Lent(buffer, partition, piece_bytes) => {

@@ -55,10 +55,10 @@ impl PartialEq for CallKey {
     // Same result as the derived implementation, but compares the fields in one step.
     #[inline(always)]
     fn eq(&self, other: &Self) -> bool {
-        let Self { collective, element, count, sizes, op, bytes, ownership } = *other;
-        (self.count, self.bytes, self.sizes) == (count, bytes, sizes)
-            && (self.element, self.op, self.ownership) == (element, op, ownership)
-            && self.collective == collective
+        let Self { collective, element, count, sizes, op, bytes, ownership } = other;
+        (self.count, self.bytes, self.sizes) == (*count, *bytes, *sizes)
+            && (&self.element, self.op, self.ownership) == (element, *op, *ownership)
+            && self.collective == *collective
     }
 }
 
@@ -205,8 +205,8 @@ impl CompiledCall {
     }
 
     #[inline(always)]
-    fn fits(&self, key: &CallKey, preferences: Preferences, model: &CostModel) -> bool {
-        let fits = self.key == *key && self.preferences == preferences;
+    fn fits(&self, key: &CallKey, preferences: &Preferences, model: &CostModel) -> bool {
+        let fits = self.key == *key && self.preferences == *preferences;
         fits && match &self.program {
             Program::Fused(_) | Program::Direct(_) | Program::Native(_) => true,
             Program::Messages(schedule) => schedule.model == *model,
@@ -217,7 +217,7 @@ impl CompiledCall {
     #[inline]
     fn begin(&mut self, history: &mut History, transport: &mut dyn Transport) {
         self.call = Call { sequence: history.sequence(), past: history.past(), ..self.call };
-        self.call.patch(&mut self.next);
+        Call::patch(&mut self.next, history);
         debug_assert_eq!(
             self.next.0[..ALGORITHM],
             Call { algorithm: None, ..self.call }.encode().0[..ALGORITHM],
@@ -233,7 +233,7 @@ impl CompiledCall {
     /// would wait until the stores have left the core (a failed store-to-load forwarding).
     #[inline]
     fn expect(&mut self, history: &History) {
-        Call { sequence: history.sequence(), past: history.past(), ..self.call }.patch(&mut self.next);
+        Call::patch(&mut self.next, history);
     }
 
     /// Returns `true` if the program reads the input in place. Otherwise the caller copies the input into the buffer.
@@ -288,7 +288,7 @@ impl CompiledCall {
 impl PlanCache {
     /// Returns the plan with this key.
     #[inline(always)]
-    fn find(&self, key: &CallKey, preferences: Preferences, model: &CostModel) -> Option<PlanId> {
+    fn find(&self, key: &CallKey, preferences: &Preferences, model: &CostModel) -> Option<PlanId> {
         let last = self.all.get(self.last);
         match last.is_some_and(|compiled| compiled.fits(key, preferences, model)) {
             true => Some(PlanId(self.last)),
@@ -297,7 +297,7 @@ impl PlanCache {
     }
 
     #[inline(never)]
-    fn find_another(&self, key: &CallKey, preferences: Preferences, model: &CostModel) -> Option<PlanId> {
+    fn find_another(&self, key: &CallKey, preferences: &Preferences, model: &CostModel) -> Option<PlanId> {
         self.all.iter().position(|compiled| compiled.fits(key, preferences, model)).map(PlanId)
     }
 
@@ -354,7 +354,7 @@ impl Engine {
         let settings = options.settings;
         let forced = settings.forced(key.collective.kind().into());
         let preferences = Preferences { order: settings.order, forced };
-        match self.plan_cache.find(key, preferences, &settings.model) {
+        match self.plan_cache.find(key, &preferences, &settings.model) {
             Some(plan) => Ok(plan),
             None => self.compile_anew(key, preferences, &part_bytes_max, options),
         }
@@ -374,8 +374,8 @@ impl Engine {
     #[inline(always)]
     pub(super) fn begin_compiled(&mut self, plan: PlanId) {
         self.plan_cache.begin(plan, &mut self.history, &mut *self.transport);
-        let call = &self.plan_cache.get(plan).call;
-        tracing::trace!(rank = self.rank.index(), channel = call.channel, "{call}");
+        let (rank, channel) = (self.rank.index(), self.channel);
+        tracing::trace!(rank, channel, "{}", self.plan_cache.get(plan).call);
     }
 
     /// Compiles a call and adds it to the cache.
