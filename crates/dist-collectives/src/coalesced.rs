@@ -35,9 +35,8 @@ impl Communicator {
     #[doc(alias = "_coalescing_manager")]
     pub fn all_reduce_coalesced<T: Element>(&mut self, buffers: &mut [&mut [T]], op: ReduceOp) -> Result<()> {
         self.call(|engine, options| {
-            engine.coalesced(buffers, &options, |engine, packed, options| {
-                engine.all_reduce(packed, op, options)
-            })
+            engine
+                .coalesced(buffers, options, |engine, packed, options| engine.all_reduce(packed, op, options))
         })
     }
 
@@ -48,7 +47,7 @@ impl Communicator {
     #[doc(alias = "_broadcast_coalesced")]
     pub fn broadcast_coalesced<T: Pod>(&mut self, buffers: &mut [&mut [T]], root: usize) -> Result<()> {
         self.call(|engine, options| {
-            engine.coalesced(buffers, &options, |engine, packed, options| {
+            engine.coalesced(buffers, options, |engine, packed, options| {
                 engine.broadcast(packed, root, options)
             })
         })

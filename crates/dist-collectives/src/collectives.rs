@@ -16,7 +16,7 @@ impl Communicator {
     #[doc(alias = "allreduce")]
     #[doc(alias = "ncclAllReduce")]
     pub fn all_reduce<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        self.call(|engine, options| engine.all_reduce(buffer, op, &options))
+        self.call(|engine, options| engine.all_reduce(buffer, op, options))
     }
 
     /// Reduces one value of each rank, and returns the result.
@@ -50,7 +50,7 @@ impl Communicator {
     /// As for [`all_reduce`](Self::all_reduce). The buffer may be empty then; see [`Buffer`].
     #[doc(alias = "MPI_Allreduce")]
     pub fn all_reduce_buffer<T: Element>(&mut self, buffer: &mut Buffer<T>, op: ReduceOp) -> Result<()> {
-        self.call(|engine, options| engine.all_reduce(buffer, op, &options))
+        self.call(|engine, options| engine.all_reduce(buffer, op, options))
     }
 
     /// Reduces the inputs of all ranks, element by element. Rank `r` gets part `r` of the result; there are as many
@@ -63,7 +63,7 @@ impl Communicator {
     #[doc(alias = "reduce_scatter_tensor")]
     #[doc(alias = "reduce_scatter_base")]
     pub fn reduce_scatter<T: Element>(&mut self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
-        self.call(|engine, options| engine.reduce_scatter(input.into(), None, output, op, &options))
+        self.call(|engine, options| engine.reduce_scatter(input.into(), None, output, op, options))
     }
 
     /// Reduces like [`reduce_scatter`](Self::reduce_scatter). Ranks that share a host may read an
@@ -79,7 +79,7 @@ impl Communicator {
         output: &mut [T],
         op: ReduceOp,
     ) -> Result<()> {
-        self.call(|engine, options| engine.reduce_scatter(input.into(), None, output, op, &options))
+        self.call(|engine, options| engine.reduce_scatter(input.into(), None, output, op, options))
     }
 
     /// Reduces like [`reduce_scatter`](Self::reduce_scatter), without a copy of the input. The result is this
@@ -106,7 +106,7 @@ impl Communicator {
         buffer: &'a mut [T],
         op: ReduceOp,
     ) -> Result<&'a mut [T]> {
-        self.call(|engine, options| engine.reduce_scatter_in_place(buffer, op, &options))
+        self.call(|engine, options| engine.reduce_scatter_in_place(buffer, op, options))
     }
 
     /// Reduces like [`reduce_scatter`](Self::reduce_scatter), but rank `r` gets `counts[r]` elements of the result,
@@ -123,7 +123,7 @@ impl Communicator {
         output: &mut [T],
         op: ReduceOp,
     ) -> Result<()> {
-        self.call(|engine, options| engine.reduce_scatter(input.into(), Some(counts), output, op, &options))
+        self.call(|engine, options| engine.reduce_scatter(input.into(), Some(counts), output, op, options))
     }
 
     /// Copies the inputs of all ranks to every rank, one after the other in rank order.
@@ -136,7 +136,7 @@ impl Communicator {
     #[doc(alias = "all_gather_into_tensor")]
     #[doc(alias = "allgather_base")]
     pub fn all_gather<T: Pod>(&mut self, input: &[T], output: &mut [T]) -> Result<()> {
-        self.call(|engine, options| engine.all_gather(input.into(), None, output, &options))
+        self.call(|engine, options| engine.all_gather(input.into(), None, output, options))
     }
 
     /// Gathers like [`all_gather`](Self::all_gather). Two ranks that share a host may read an
@@ -146,7 +146,7 @@ impl Communicator {
     /// As for [`all_gather`](Self::all_gather).
     #[doc(alias = "MPI_Allgather")]
     pub fn all_gather_buffer<T: Pod>(&mut self, input: &Buffer<T>, output: &mut [T]) -> Result<()> {
-        self.call(|engine, options| engine.all_gather(input.into(), None, output, &options))
+        self.call(|engine, options| engine.all_gather(input.into(), None, output, options))
     }
 
     /// Gathers like [`all_gather`](Self::all_gather), with each rank's input already at its place in the buffer.
@@ -169,7 +169,7 @@ impl Communicator {
     /// As for [`all_reduce`](Self::all_reduce), and if the buffer's length is not divisible by the number of ranks.
     #[doc(alias = "MPI_IN_PLACE")]
     pub fn all_gather_in_place<T: Pod>(&mut self, buffer: &mut [T]) -> Result<()> {
-        self.call(|engine, options| engine.all_gather_in_place(buffer, &options))
+        self.call(|engine, options| engine.all_gather_in_place(buffer, options))
     }
 
     /// Gathers like [`all_gather`](Self::all_gather), but the input of rank `r` has `counts[r]` elements. Every
@@ -195,7 +195,7 @@ impl Communicator {
     /// long as this rank's count, or the output is not as long as the sum of all counts.
     #[doc(alias = "MPI_Allgatherv")]
     pub fn all_gather_v<T: Pod>(&mut self, input: &[T], counts: &[usize], output: &mut [T]) -> Result<()> {
-        self.call(|engine, options| engine.all_gather(input.into(), Some(counts), output, &options))
+        self.call(|engine, options| engine.all_gather(input.into(), Some(counts), output, options))
     }
 
     /// Copies the root's buffer to every rank and overwrites the other buffers.
@@ -206,7 +206,7 @@ impl Communicator {
     #[doc(alias = "bcast")]
     #[doc(alias = "ncclBroadcast")]
     pub fn broadcast<T: Pod>(&mut self, buffer: &mut [T], root: usize) -> Result<()> {
-        self.call(|engine, options| engine.broadcast(buffer, root, &options))
+        self.call(|engine, options| engine.broadcast(buffer, root, options))
     }
 
     /// Reduces the buffers of all ranks, element by element, into the root's. The contents of the other buffers are
@@ -217,7 +217,7 @@ impl Communicator {
     #[doc(alias = "MPI_Reduce")]
     #[doc(alias = "ncclReduce")]
     pub fn reduce<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp, root: usize) -> Result<()> {
-        self.call(|engine, options| engine.reduce(buffer, op, root, &options))
+        self.call(|engine, options| engine.reduce(buffer, op, root, options))
     }
 
     /// Copies the inputs of all ranks to the root, one after the other in rank order. Only the root's output is
@@ -229,7 +229,7 @@ impl Communicator {
     #[doc(alias = "MPI_Gather")]
     #[doc(alias = "ncclGather")]
     pub fn gather<T: Pod>(&mut self, input: &[T], output: &mut [T], root: usize) -> Result<()> {
-        self.call(|engine, options| engine.gather(input, None, output, root, &options))
+        self.call(|engine, options| engine.gather(input, None, output, root, options))
     }
 
     /// Gathers like [`gather`](Self::gather), but the input of rank `r` has `counts[r]` elements. Every rank passes
@@ -245,7 +245,7 @@ impl Communicator {
         output: &mut [T],
         root: usize,
     ) -> Result<()> {
-        self.call(|engine, options| engine.gather(input, Some(counts), output, root, &options))
+        self.call(|engine, options| engine.gather(input, Some(counts), output, root, options))
     }
 
     /// Copies part `r` of the root's input to rank `r`; there are as many equal parts as ranks. Only the root's
@@ -257,7 +257,7 @@ impl Communicator {
     #[doc(alias = "MPI_Scatter")]
     #[doc(alias = "ncclScatter")]
     pub fn scatter<T: Pod>(&mut self, input: &[T], output: &mut [T], root: usize) -> Result<()> {
-        self.call(|engine, options| engine.scatter(input, None, output, root, &options))
+        self.call(|engine, options| engine.scatter(input, None, output, root, options))
     }
 
     /// Scatters like [`scatter`](Self::scatter), but rank `r` gets `counts[r]` elements. Every rank passes the
@@ -273,7 +273,7 @@ impl Communicator {
         output: &mut [T],
         root: usize,
     ) -> Result<()> {
-        self.call(|engine, options| engine.scatter(input, Some(counts), output, root, &options))
+        self.call(|engine, options| engine.scatter(input, Some(counts), output, root, options))
     }
 
     /// Copies part `d` of every rank's input to rank `d`, in rank order: part `s` of the output is from rank `s`.
@@ -301,7 +301,7 @@ impl Communicator {
     #[doc(alias = "ncclAlltoAll")]
     #[doc(alias = "all_to_all_single")]
     pub fn all_to_all<T: Pod>(&mut self, input: &[T], output: &mut [T]) -> Result<()> {
-        self.call(|engine, options| engine.all_to_all(input.into(), output, &options))
+        self.call(|engine, options| engine.all_to_all(input.into(), output, options))
     }
 
     /// Exchanges like [`all_to_all`](Self::all_to_all). Ranks that share a host may read an
@@ -311,7 +311,7 @@ impl Communicator {
     /// As for [`all_to_all`](Self::all_to_all).
     #[doc(alias = "MPI_Alltoall")]
     pub fn all_to_all_buffer<T: Pod>(&mut self, input: &Buffer<T>, output: &mut [T]) -> Result<()> {
-        self.call(|engine, options| engine.all_to_all(input.into(), output, &options))
+        self.call(|engine, options| engine.all_to_all(input.into(), output, options))
     }
 
     /// Exchanges like [`all_to_all`](Self::all_to_all), with parts of any length. This rank sends `send_counts[d]`
@@ -348,7 +348,7 @@ impl Communicator {
         output: &mut [T],
         receive_counts: &[usize],
     ) -> Result<()> {
-        self.call(|engine, options| engine.all_to_all_v(input, send_counts, output, receive_counts, &options))
+        self.call(|engine, options| engine.all_to_all_v(input, send_counts, output, receive_counts, options))
     }
 
     /// Reduces the buffers of ranks 0 to `r`, element by element, into the buffer of rank `r`.
@@ -372,7 +372,7 @@ impl Communicator {
     #[doc(alias = "MPI_Scan")]
     #[doc(alias = "prefix_sum")]
     pub fn scan<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        self.call(|engine, options| engine.scan(buffer, op, Extent::Inclusive, &options))
+        self.call(|engine, options| engine.scan(buffer, op, Extent::Inclusive, options))
     }
 
     /// Reduces like [`scan`](Self::scan), without the rank's own contribution: rank `r` gets the reduction of ranks
@@ -384,7 +384,7 @@ impl Communicator {
     /// As for [`scan`](Self::scan).
     #[doc(alias = "MPI_Exscan")]
     pub fn exclusive_scan<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        self.call(|engine, options| engine.scan(buffer, op, Extent::Exclusive, &options))
+        self.call(|engine, options| engine.scan(buffer, op, Extent::Exclusive, options))
     }
 
     /// Waits until every rank has called it.
@@ -393,7 +393,7 @@ impl Communicator {
     /// As for [`all_reduce`](Self::all_reduce).
     #[doc(alias = "MPI_Barrier")]
     pub fn barrier(&mut self) -> Result<()> {
-        self.call(|engine, options| engine.barrier(&options))
+        self.call(|engine, options| engine.barrier(options))
     }
 
     /// Waits for all ranks like [`barrier`](Self::barrier), and reports absent ranks. If ranks are missing after
@@ -425,6 +425,6 @@ impl Communicator {
     /// rank that comes later. As for [`all_reduce`](Self::all_reduce).
     #[doc(alias = "monitoredBarrier")]
     pub fn monitored_barrier(&mut self) -> Result<()> {
-        self.call(|engine, options| engine.monitored_barrier(&options))
+        self.call(|engine, options| engine.monitored_barrier(options))
     }
 }

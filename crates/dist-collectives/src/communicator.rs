@@ -243,7 +243,7 @@ impl Communicator {
     #[inline(always)]
     pub(crate) fn call<R>(
         &mut self,
-        operation: impl FnOnce(&mut Engine, CallOptions<'_>) -> Result<R>,
+        operation: impl FnOnce(&mut Engine, &CallOptions<'_>) -> Result<R>,
     ) -> Result<R> {
         let begun = if self.engine.is_some() { None } else { self.take_engine()? };
         let mut options = CallOptions::new(&self.settings, &self.runtime);
@@ -251,7 +251,7 @@ impl Communicator {
             options.due = deadline.into();
         }
         let Some(engine) = &mut self.engine else { unreachable!("{TAKEN}") };
-        operation(engine, options)
+        operation(engine, &options)
     }
 
     /// Returns the engine after all started collectives have ended.

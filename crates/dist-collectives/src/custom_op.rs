@@ -144,7 +144,7 @@ impl Communicator {
         buffer: &mut [T],
         op: &CustomOp<T, impl Fn(&mut [T], &[T])>,
     ) -> Result<()> {
-        self.call(|engine, options| engine.all_reduce_with(buffer, op, &options))
+        self.call(|engine, options| engine.all_reduce_with(buffer, op, options))
     }
 
     /// Reduces like [`reduce`](Self::reduce), by an operation of the user's own.
@@ -158,7 +158,7 @@ impl Communicator {
         op: &CustomOp<T, impl Fn(&mut [T], &[T])>,
         root: usize,
     ) -> Result<()> {
-        self.call(|engine, options| engine.reduce_with(buffer, op, root, &options))
+        self.call(|engine, options| engine.reduce_with(buffer, op, root, options))
     }
 
     /// Reduces like [`reduce_scatter`](Self::reduce_scatter), by an operation of the user's own.
@@ -173,7 +173,7 @@ impl Communicator {
         output: &mut [T],
         op: &CustomOp<T, impl Fn(&mut [T], &[T])>,
     ) -> Result<()> {
-        self.call(|engine, options| engine.reduce_scatter_with(input, output, op, &options))
+        self.call(|engine, options| engine.reduce_scatter_with(input, output, op, options))
     }
 
     /// Reduces like [`scan`](Self::scan), by an operation of the user's own: rank `r` gets the reduction of ranks 0 to
@@ -187,7 +187,7 @@ impl Communicator {
         buffer: &mut [T],
         op: &CustomOp<T, impl Fn(&mut [T], &[T])>,
     ) -> Result<()> {
-        self.call(|engine, options| engine.scan_with(buffer, op, Extent::Inclusive, &options))
+        self.call(|engine, options| engine.scan_with(buffer, op, Extent::Inclusive, options))
     }
 
     /// Reduces like [`exclusive_scan`](Self::exclusive_scan), by an operation of the user's own: rank `r` gets the
@@ -216,7 +216,7 @@ impl Communicator {
         op: &CustomOp<T, impl Fn(&mut [T], &[T])>,
         identity: T,
     ) -> Result<()> {
-        self.call(|engine, options| engine.scan_with(&mut *buffer, op, Extent::Exclusive, &options))?;
+        self.call(|engine, options| engine.scan_with(&mut *buffer, op, Extent::Exclusive, options))?;
         if self.rank() == 0 {
             buffer.fill(identity);
         }

@@ -156,9 +156,9 @@ impl<T: Element> UpdateWindow<T> {
         // Ranks that can read each other's memory may not be able to write it.
         let known = least.filter(|&least| least == WindowAccess::Mapped);
         let (epoch, memory) = ((len, WindowStep::OpenUpdates), (buffer.ownership(), known));
-        match comm.call(|engine, options| engine.begin_epoch::<T>(epoch, memory, &options)) {
+        match comm.call(|engine, options| engine.begin_epoch::<T>(epoch, memory, options)) {
             Ok((call, WindowAccess::Mapped)) => {
-                match comm.call(|engine, options| engine.open_updates(&call, &mut buffer, &options)) {
+                match comm.call(|engine, options| engine.open_updates(&call, &mut buffer, options)) {
                     Ok(open) => Ok(Self { comm, len, memory: UpdatedMemory::Shared(call, open) }),
                     Err(error) => Err(Failed::new(buffer, error)),
                 }

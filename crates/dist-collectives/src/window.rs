@@ -70,7 +70,7 @@ impl Communicator {
     /// As for [`all_reduce`](Self::all_reduce).
     #[doc(alias = "MPI_Win_create")]
     pub fn can_open<T: Element>(&mut self, buffer: &Buffer<T>) -> Result<bool> {
-        self.call(|engine, options| engine.can_open(buffer.ownership(), &options))
+        self.call(|engine, options| engine.can_open(buffer.ownership(), options))
     }
 
     /// Opens a window on all ranks: every rank can read the buffers of the others, which have the same length, until
@@ -94,13 +94,13 @@ impl<T: Element> Window<T> {
         known: Option<WindowAccess>,
     ) -> Result<Self, Failed<Buffer<T>>> {
         let (epoch, memory) = ((buffer.len(), WindowStep::Open), (buffer.ownership(), known));
-        let begun = comm.call(|engine, options| engine.begin_epoch::<T>(epoch, memory, &options));
+        let begun = comm.call(|engine, options| engine.begin_epoch::<T>(epoch, memory, options));
         let (call, access) = match begun {
             Ok((call, WindowAccess::Nothing)) => return Self::serve(comm, buffer, call),
             Ok(begun) => begun,
             Err(error) => return Err(Failed::new(buffer, error)),
         };
-        let opened = comm.call(|engine, options| Ok(engine.open_window(&call, buffer, &options)));
+        let opened = comm.call(|engine, options| Ok(engine.open_window(&call, buffer, options)));
         match opened.expect("nothing is started") {
             Ok(open) => Ok(Self { comm, memory: ReadMemory::Shared(call, access, open) }),
             Err((buffer, error)) => Err(Failed::new(buffer, error)),

@@ -17,7 +17,7 @@ impl Engine {
         options: &CallOptions<'_>,
         operation: impl FnOnce(&mut Self, &mut [T], &CallOptions<'_>) -> Result<()>,
     ) -> Result<()> {
-        let options = &options.clone().with_sizes(digest(buffers.iter().map(|buffer| buffer.len() as u64)));
+        let options = &options.with_sizes(digest(buffers.iter().map(|buffer| buffer.len() as u64)));
         if let [alone] = buffers {
             return operation(self, alone, options);
         }

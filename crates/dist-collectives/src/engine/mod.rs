@@ -82,8 +82,8 @@ impl<'a> CallOptions<'a> {
     }
 
     /// Adds a digest that the ranks must agree on.
-    pub(crate) fn with_sizes(self, sizes: u64) -> Self {
-        Self { sizes, ..self }
+    pub(crate) fn with_sizes(&self, sizes: u64) -> Self {
+        Self { sizes, ..self.clone() }
     }
 
     /// Returns the type of the caller's elements, for a call that works on elements of `T`.

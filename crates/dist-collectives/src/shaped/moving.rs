@@ -165,7 +165,7 @@ impl Communicator {
         let mut output = shape::zeroed(self.engine()?, Operation::AllToAll, Ix1(received))?;
         let (elements, slice) = (shape::elements(input), slice(&mut output));
         self.call(|engine, options| {
-            engine.all_to_all_v(&elements, send_counts, slice, receive_counts, &options)
+            engine.all_to_all_v(&elements, send_counts, slice, receive_counts, options)
         })?;
         Ok(output)
     }

@@ -78,7 +78,7 @@ impl Communicator {
         value: Option<V>,
         root: usize,
     ) -> Result<V> {
-        self.call(|engine, options| engine.broadcast_value(value.as_ref(), root, &options))
+        self.call(|engine, options| engine.broadcast_value(value.as_ref(), root, options))
     }
 
     /// Sends the values of all ranks to the root, in rank order. Returns `None` on the other ranks.
@@ -102,7 +102,7 @@ impl Communicator {
         value: &V,
         root: usize,
     ) -> Result<Option<Vec<V>>> {
-        self.call(|engine, options| engine.gather_values(value, root, &options))
+        self.call(|engine, options| engine.gather_values(value, root, options))
     }
 
     /// Sends the values of all ranks to every rank, in rank order.
@@ -111,7 +111,7 @@ impl Communicator {
     /// [`Error::Value`] if a rank's value cannot be encoded or decoded. As for [`all_gather`](Self::all_gather).
     #[doc(alias = "all_gather_object")]
     pub fn all_gather_values<V: Serialize + DeserializeOwned>(&mut self, value: &V) -> Result<Vec<V>> {
-        self.call(|engine, options| engine.all_gather_values(value, &options))
+        self.call(|engine, options| engine.all_gather_values(value, options))
     }
 
     /// Sends one of the root's values to each rank. The root passes one value per rank, in rank order; the values
@@ -140,7 +140,7 @@ impl Communicator {
         values: &[V],
         root: usize,
     ) -> Result<V> {
-        self.call(|engine, options| engine.scatter_values(values, root, &options))
+        self.call(|engine, options| engine.scatter_values(values, root, options))
     }
 
     /// Sends a value, which `to` receives with [`recv_value`](Self::recv_value), as two [messages](Self::send): its
