@@ -1,6 +1,7 @@
 //! Runs one collective many times, to count instructions or to profile.
 //!
 //! `distctl run -n 2 -- target/release/examples/calls all_reduce 8 100000` prints microseconds per call on rank 0.
+//! For `ping_pong`, between ranks 0 and 1, that is the time of both messages.
 //! For `start_all_reduce` it also prints the time until the operation was started. For `poll_all_reduce` that is the time
 //! from the start to the end of an operation that no thread waits for, while the worker sleeps before each start.
 #![allow(clippy::print_stdout, reason = "it is a program")]
@@ -28,6 +29,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         "all_gather" => comm.all_gather(&part, &mut whole),
         "broadcast" => comm.broadcast(&mut part, 0),
         "barrier" => comm.barrier(),
+        "ping_pong" if comm.rank() == 0 => comm.send(&part, 1).and_then(|()| comm.recv(&mut part, 1)),
+        "ping_pong" => comm.recv(&mut part, 0).and_then(|()| comm.send(&part, 0)),
         "start_all_reduce" => {
             let before = comm.runtime().now();
             let pending = comm.start_all_reduce(std::mem::take(&mut part), ReduceOp::Max);
