@@ -29,6 +29,15 @@ pub trait Inbox {
     /// The reason why the message is refused. The job is then aborted.
     fn accept(&mut self, from: usize, call: &Fingerprint, len: usize) -> Result<(), Refusal>;
 
+    /// Returns the fingerprint and the memory of the next message of this rank, if both are known before it arrives. A
+    /// message with this fingerprint and the length of the memory is then [accepted](Self::accept) into this memory.
+    ///
+    /// The transport may receive bytes there before it knows which message they belong to. If it is another message, the
+    /// transport moves them away.
+    fn next_memory(&mut self, _from: usize) -> Option<(Fingerprint, &mut [u8])> {
+        None
+    }
+
     /// Returns the memory of the accepted message, in its length.
     fn memory(&mut self, from: usize) -> &mut [u8];
 

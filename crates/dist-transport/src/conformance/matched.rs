@@ -1,5 +1,7 @@
 //! Matched messages: each has a call of its own, which its receiver learns with the length before it takes the bytes.
 
+use std::collections::VecDeque;
+
 use crate::{
     Abort, Activity, Cause, Error, Fingerprint, Inbox, Interrupt, LazyDeadline, Outgoing, Pause, Rank,
     Refusal, Result, Traffic, Transport,
@@ -17,6 +19,8 @@ struct Collected {
     awaited: Vec<usize>,
     sources: Vec<usize>,
     messages: Vec<Vec<(Fingerprint, Vec<u8>)>>,
+    /// The calls and the memory that the next messages of each rank are expected to have.
+    expected: Vec<VecDeque<(Fingerprint, Vec<u8>)>>,
     arriving: Vec<bool>,
     refusal: Option<Refusal>,
     pause: Pause,
@@ -32,6 +36,7 @@ impl Collected {
             awaited: awaited.to_vec(),
             sources: (0..awaited.len()).filter(|&from| awaited[from] > 0).collect(),
             messages: vec![Vec::new(); awaited.len()],
+            expected: vec![VecDeque::new(); awaited.len()],
             arriving: vec![false; awaited.len()],
             refusal: None,
             pause: Pause::Never,
@@ -62,8 +67,14 @@ impl Inbox for Collected {
             return Err(refusal);
         }
         self.arriving[from] = true;
-        self.messages[from].push((*call, vec![0; len]));
+        let expected = self.expected[from].pop_front();
+        let is_expected = |(expected, memory): &(_, Vec<_>)| expected == call && memory.len() == len;
+        self.messages[from].push(expected.filter(is_expected).unwrap_or_else(|| (*call, vec![0; len])));
         Ok(())
+    }
+
+    fn next_memory(&mut self, from: usize) -> Option<(Fingerprint, &mut [u8])> {
+        self.expected[from].front_mut().map(|(call, memory)| (*call, &mut **memory))
     }
 
     fn memory(&mut self, from: usize) -> &mut [u8] {
@@ -133,7 +144,7 @@ fn receive(
 
 /// Matched messages from all ranks to all ranks arrive whole, in order, and with their calls.
 pub(super) fn matched_messages_arrive_whole_and_in_order_with_their_calls(fabric: &'static dyn Fabric) {
-    fn check(backend: Backend, world_size: usize) {
+    fn check(backend: Backend, world_size: usize, expected: fn(usize) -> Option<(usize, usize)>) {
         let program = move |mut transport: Box<dyn Transport>| {
             let mut transport = matched(&mut *transport);
             let (rank, due) = (transport.rank(), soon(&*transport));
@@ -146,6 +157,10 @@ pub(super) fn matched_messages_arrive_whole_and_in_order_with_their_calls(fabric
                 messages.map(move |(message, parts)| (call_of(rank, message), Outgoing { to, parts }))
             });
             let mut inbox = Collected::new(&vec![LENGTHS.len(); world_size]);
+            for (from, queue) in Rank::all(world_size).zip(&mut inbox.expected) {
+                let expected = (0..LENGTHS.len()).filter_map(expected);
+                queue.extend(expected.map(|(message, len)| (call_of(from, message), vec![7; len])));
+            }
             transport.exchange_matched(&sends.collect::<Vec<_>>(), &mut inbox, &due).unwrap();
             for (from, messages) in inbox.messages.iter().enumerate() {
                 let from = Rank::new(from, world_size).unwrap();
@@ -162,8 +177,12 @@ pub(super) fn matched_messages_arrive_whole_and_in_order_with_their_calls(fabric
         backend.check(world_size, program, drop);
     }
     for world_size in [1, 2, 3, 5] {
-        check(Backend(fabric), world_size);
+        check(Backend(fabric), world_size, |_| None);
+        check(Backend(fabric), world_size, |message| Some((message, LENGTHS[message])));
     }
+    // Other messages arrive than those that are expected.
+    check(Backend(fabric), 2, |message| Some((message + 1, LENGTHS[message])));
+    check(Backend(fabric), 3, |message| Some((message, 500_000)));
 }
 
 /// The first matched message to a rank does not wait until that rank enters a call: it is received after messages

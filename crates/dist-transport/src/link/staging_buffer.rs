@@ -50,6 +50,15 @@ impl StagingBuffer {
         self.end += count;
     }
 
+    /// Stages bytes that were received elsewhere. They may exceed the limit.
+    pub(crate) fn stage_copy(&mut self, bytes: &[u8]) {
+        let end = self.end + bytes.len();
+        let lines = end.div_ceil(CacheLine::BYTES);
+        self.lines.resize(lines.max(self.lines.len()), CacheLine::ZERO);
+        bytemuck::cast_slice_mut(&mut self.lines)[self.end..end].copy_from_slice(bytes);
+        self.end = end;
+    }
+
     /// Delivers a complete message by the rules of a [`Sink`](crate::Sink).
     pub(crate) fn pass(&mut self, message: &[u8], sink: &mut dyn FnMut(usize, &[u8])) {
         let mut offset = 0;
@@ -65,13 +74,15 @@ impl StagingBuffer {
 
     /// Returns the free memory behind the staged bytes.
     pub(crate) fn room(&mut self) -> &mut [u8] {
-        if self.lines.is_empty() {
-            self.lines = vec![CacheLine::ZERO; self.limit / CacheLine::BYTES];
-        }
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.lines);
+        let lines = self.limit / CacheLine::BYTES;
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
-        } else if self.end == bytes.len() && self.start > 0 {
+            if self.lines.len() != lines {
+                self.lines = vec![CacheLine::ZERO; lines];
+            }
+        }
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.lines);
+        if self.end == bytes.len() && self.start > 0 {
             bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }

@@ -113,8 +113,13 @@ impl MatchedPeer {
         pair.primary()
     }
 
-    /// Reads the header of the next message. Returns `true` if it is known.
-    fn read_header(&mut self, pair: Pair, links: &mut [Option<PeerLink>]) -> Result<bool, LinkError> {
+    /// Reads the header of the next message, which `inbox` awaits if there is one. Returns `true` if it is known.
+    fn read_header(
+        &mut self,
+        pair: Pair,
+        links: &mut [Option<PeerLink>],
+        mut inbox: Option<&mut dyn Inbox>,
+    ) -> Result<bool, LinkError> {
         while matches!(self.state, MessageState::Unread) {
             if self.has_left {
                 return Err(LinkError::Goodbye);
@@ -124,7 +129,11 @@ impl MatchedPeer {
             let is_primary = index == pair.primary();
             let read_ahead = &mut self.read_ahead[usize::from(!is_primary)];
             let may_be_secondary = pair.is_higher() && is_primary && self.secondary == Secondary::Unknown;
-            match self.message.read_header(link, read_ahead) {
+            let inbox: Option<(&mut dyn Inbox, usize)> = match &mut inbox {
+                Some(inbox) => Some((&mut **inbox, pair.peer)),
+                None => None,
+            };
+            match self.message.read_header(link, read_ahead, inbox) {
                 Ok(None) => return Ok(false),
                 Ok(Some(NextHeader::Message(call, len))) => {
                     self.state = MessageState::Announced(call, len);
@@ -149,7 +158,7 @@ impl MatchedPeer {
 
     /// Returns `true` if a message has arrived that was not received completely.
     pub(super) fn has_unread(&mut self, pair: Pair, links: &mut [Option<PeerLink>]) -> bool {
-        self.read_header(pair, links).unwrap_or(false)
+        self.read_header(pair, links, None).unwrap_or(false)
     }
 
     /// Receives the bytes of the next message that have arrived, if the inbox awaits it.
@@ -190,7 +199,7 @@ impl MatchedPeer {
         let from = pair.peer;
         let mut moved = false;
         if !matches!(self.state, MessageState::Accepted) {
-            if !self.read_header(pair, links)? {
+            if !self.read_header(pair, links, Some(&mut *inbox))? {
                 return Ok((false, false));
             }
             if let MessageState::Announced(call, len) = self.state {

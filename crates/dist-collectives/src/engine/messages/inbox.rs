@@ -207,6 +207,22 @@ impl Inbox for Receives<'_, '_> {
         accepted
     }
 
+    fn next_memory(&mut self, from: usize) -> Option<(Fingerprint, &mut [u8])> {
+        // With one receive of one rank, no other receive can take the message.
+        match &mut *self.list {
+            [
+                Receive {
+                    from: Some(wanted),
+                    is_open: true,
+                    encoded,
+                    destination: Destination::Exact(memory),
+                    ..
+                },
+            ] if *wanted == from && self.started.is_empty() => Some((*encoded, memory)),
+            _ => None,
+        }
+    }
+
     fn memory(&mut self, from: usize) -> &mut [u8] {
         match &mut self.queues[from].arriving {
             Some(ArrivingMessage::Receive(position)) => self.list[*position].memory(),

@@ -5,7 +5,7 @@ use std::io::IoSliceMut;
 use super::outbound::Outbound;
 use super::{
     COPIED_BYTES_MAX, GOODBYE, HEADER_BYTES, LinkError, MAGIC, MOVED, Magic, PUBLISH_BYTES_MAX,
-    SEND_BYTES_MAX, SINGLE_COPY_MAGIC,
+    READ_AHEAD_BYTES, SEND_BYTES_MAX, SINGLE_COPY_MAGIC,
 };
 use crate::cpu::CacheLine;
 use crate::link::peer_link::PeerLink;
@@ -13,7 +13,7 @@ use crate::link::shm::{NextMessage, ShmLink};
 use crate::link::socket;
 use crate::link::staging_buffer::StagingBuffer;
 use crate::link::striped_socket::StripedSocket;
-use crate::{Combine, Fingerprint, Sink};
+use crate::{Combine, Fingerprint, Inbox, Sink};
 
 /// The source of a message's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,14 +72,23 @@ impl Inbound {
     }
 
     /// Reads the header of the next message, and expects that message from then on. Returns `None` until the header has
-    /// arrived. Over a socket, the bytes after the header arrive with it in `read_ahead`.
+    /// arrived. Over a socket, the bytes after the header arrive with it: in the memory of the message if `inbox` knows
+    /// the memory of this rank's next message and it is long, and otherwise in `read_ahead`.
     pub(crate) fn read_header(
         &mut self,
         link: &mut PeerLink,
         read_ahead: &mut StagingBuffer,
+        inbox: Option<(&mut dyn Inbox, usize)>,
     ) -> Result<Option<NextHeader>, LinkError> {
+        let mut in_place = 0;
         let header = match link {
-            PeerLink::Socket(sockets) => Self::read_header_from_socket(sockets, read_ahead)?,
+            PeerLink::Socket(sockets) => {
+                let next = inbox.and_then(|(inbox, from)| inbox.next_memory(from));
+                match next.filter(|(_, memory)| read_ahead.staged() == 0 && memory.len() > READ_AHEAD_BYTES) {
+                    Some(next) => Self::read_header_and_bytes(sockets, read_ahead, next, &mut in_place)?,
+                    None => Self::read_header_from_socket(sockets, read_ahead)?,
+                }
+            }
             PeerLink::Shm(memory) => self.read_header_from_memory(memory)?,
         };
         let Some((length, call)) = header else { return Ok(None) };
@@ -89,7 +98,7 @@ impl Inbound {
             _ => {
                 let no_memory = || LinkError::Own(std::io::ErrorKind::OutOfMemory.into());
                 self.length = usize::try_from(length).map_err(|_| no_memory())?;
-                (self.filled, self.received, self.delivered) = (HEADER_BYTES, 0, 0);
+                (self.filled, self.received, self.delivered) = (HEADER_BYTES, in_place, in_place);
                 Ok(Some(NextHeader::Message(call, self.length)))
             }
         }
@@ -107,8 +116,31 @@ impl Inbound {
                 return Ok(None);
             }
         }
-        let (magic, about) = read_ahead.take(HEADER_BYTES).split_at(MAGIC.len());
-        if magic == MAGIC { Ok(Some(split_about(about))) } else { Err(LinkError::Garbage) }
+        take_header(read_ahead).map(Some)
+    }
+
+    /// Reads a header, and the bytes after it into the memory of the message that is expected next. Sets `in_place` to
+    /// their number if they belong to that message, and stages them otherwise.
+    fn read_header_and_bytes(
+        sockets: &mut StripedSocket,
+        read_ahead: &mut StagingBuffer,
+        (call, memory): (Fingerprint, &mut [u8]),
+        in_place: &mut usize,
+    ) -> Result<Option<(u64, Fingerprint)>, LinkError> {
+        let (stream, segment) = sockets.receive_at(0);
+        let room = memory.len().min(segment - HEADER_BYTES);
+        let head = IoSliceMut::new(&mut read_ahead.room()[..HEADER_BYTES]);
+        let received = socket::receive_pieces(stream, &mut [head, IoSliceMut::new(&mut memory[..room])])?;
+        let Some(count) = arrived(received)? else { return Ok(None) };
+        read_ahead.stage(count.min(HEADER_BYTES));
+        let Some(behind) = count.checked_sub(HEADER_BYTES) else { return Ok(None) };
+        let header = take_header(read_ahead)?;
+        if header == (memory.len() as u64, call) {
+            *in_place = behind;
+        } else {
+            read_ahead.stage_copy(&memory[..behind]);
+        }
+        Ok(Some(header))
     }
 
     fn read_header_from_memory(
@@ -466,6 +498,12 @@ impl Inbound {
             LinkError::Length { got: length, expected: self.length as u64 }
         }
     }
+}
+
+/// Returns the length and the call in the staged header, and unstages it.
+fn take_header(staged: &mut StagingBuffer) -> Result<(u64, Fingerprint), LinkError> {
+    let (magic, about) = staged.take(HEADER_BYTES).split_at(MAGIC.len());
+    if magic == MAGIC { Ok(split_about(about)) } else { Err(LinkError::Garbage) }
 }
 
 /// Returns the length and the call in a header without its magic number.
