@@ -146,12 +146,12 @@ impl Outbound {
         let wanted = (self.total - self.sent).min(PUBLISH_BYTES_MAX);
         let count = memory.room(wanted)?.min(wanted);
         let (mut written, mut skip) = (0, self.sent);
-        for announce_other_size in std::iter::once(&self.header[..]).chain(parts.iter().copied()) {
+        for part in std::iter::once(&self.header[..]).chain(parts.iter().copied()) {
             if written == count {
                 break;
             }
-            let rest = &announce_other_size[skip.min(announce_other_size.len())..];
-            skip -= announce_other_size.len() - rest.len();
+            let rest = &part[skip.min(part.len())..];
+            skip -= part.len() - rest.len();
             let piece = &rest[..rest.len().min(count - written)];
             memory.write(written, piece);
             written += piece.len();
@@ -174,7 +174,7 @@ impl Outbound {
             let message = &mut staging.outgoing;
             message.clear();
             message.extend_from_slice(&self.header);
-            parts.iter().for_each(|announce_other_size| message.extend_from_slice(announce_other_size));
+            parts.iter().for_each(|part| message.extend_from_slice(part));
             socket::send(sockets.first(), &message[self.sent..])?
         } else {
             self.push_pieces(sockets.first(), parts, (self.sent, SEND_BYTES_MAX))?
@@ -222,9 +222,9 @@ impl Outbound {
         let mut count = 0;
         let mut room = most;
         let mut skip = start;
-        for announce_other_size in std::iter::once(&self.header[..]).chain(parts.iter().copied()) {
-            let rest = &announce_other_size[skip.min(announce_other_size.len())..];
-            skip -= announce_other_size.len() - rest.len();
+        for part in std::iter::once(&self.header[..]).chain(parts.iter().copied()) {
+            let rest = &part[skip.min(part.len())..];
+            skip -= part.len() - rest.len();
             if !rest.is_empty() {
                 pieces[count] = IoSlice::new(&rest[..rest.len().min(room)]);
                 room -= pieces[count].len();
