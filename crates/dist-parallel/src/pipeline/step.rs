@@ -42,8 +42,8 @@ impl<A> Pipeline<A> {
     /// a step, before the first activation.
     ///
     /// # Errors
-    /// The errors of [`step`](Self::step). [`JoinsDiffer`](Error::JoinsDiffer) if the ranks of a pipeline pass different
-    /// numbers, and [`JoinedMicroBatches`](Error::JoinedMicroBatches) if a pipeline has more than its schedule: every rank
+    /// The errors of [`step`](Self::step). [`JoinsDiffer`](crate::Error::JoinsDiffer) if the ranks of a pipeline pass different
+    /// numbers, and [`JoinedMicroBatches`](crate::Error::JoinedMicroBatches) if a pipeline has more than its schedule: every rank
     /// gets these errors, and training can continue.
     #[doc(alias = "Join")]
     pub fn join<C: Loss>(
@@ -63,7 +63,7 @@ impl<A> Pipeline<A> {
     /// of one type. `input` and `loss` are as in [`step`](Self::step). Their numbers begin at 0 in each call.
     ///
     /// # Errors
-    /// The errors of [`step`](Self::step). [`PartlyWeighted`](Error::PartlyWeighted) if only some micro-batches since
+    /// The errors of [`step`](Self::step). [`PartlyWeighted`](crate::Error::PartlyWeighted) if only some micro-batches since
     /// the last step have weights.
     #[doc(alias = "no_sync")]
     pub fn accumulate<C: Loss>(
