@@ -236,11 +236,9 @@ impl Port {
     pub fn reserve() -> Self {
         let seed = JOBS.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9)
             ^ u64::from(std::process::id()) << 4;
-        // The range is below the ports that Linux uses for outgoing connections, which cannot be excluded.
         let pairs = (PORTS_END - PORTS_START) / 2;
         let first = u16::try_from(seed % u64::from(pairs)).expect("less than the number of ports");
         let candidates = (0..pairs).map(|step| PORTS_START + 2 * ((first + step) % pairs));
-        let listen = |port| -> io::Result<TcpListener> { TcpListener::bind((Ipv4Addr::LOCALHOST, port)) };
         for number in candidates {
             if let Ok(held) = listen(number + 1)
                 && listen(number).is_ok()
@@ -257,10 +255,27 @@ impl Port {
     }
 }
 
+/// Returns the first of several loopback ports side by side, all of which are free now. A job whose starts use one port
+/// each begins with it.
+///
+/// # Panics
+/// If there are not so many.
+pub fn free_ports(count: u16) -> u16 {
+    let firsts = PORTS_START..PORTS_END - count;
+    let are_free = |first: &u16| (0..count).all(|next| listen(first + next).is_ok());
+    let mut attempts = std::iter::repeat_with(|| fastrand::u16(firsts.clone())).take(1000);
+    attempts.find(are_free).expect("some ports are free")
+}
+
+fn listen(port: u16) -> io::Result<TcpListener> {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, port))
+}
+
 /// Variable that is set in the processes of ranks.
 const MARK: &str = "TESTKIT_RANK_PROCESS";
 /// Interval between two checks of the processes.
 const POLL: Duration = Duration::from_millis(5);
+/// The range is below the ports that Linux uses for outgoing connections, which cannot be excluded.
 const PORTS_START: u16 = 12_000;
 const PORTS_END: u16 = 32_000;
 

@@ -1,6 +1,8 @@
 """The ways to start the ranks of a job: torchrun, `mp.spawn` and by hand, and ranks that count as two hosts."""
 
+import contextlib
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -29,9 +31,12 @@ PROGRAM = textwrap.dedent("""
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Returns a port below those that the system gives to outgoing connections."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def by_hand(tmp_path, **of_rank):

@@ -2,7 +2,6 @@
 
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -11,12 +10,16 @@ use std::time::Duration;
 
 use dist_collectives::Communicator;
 use dist_collectives::transport::{Chain, Runtime};
+use dist_testkit::process::{Port, free_ports};
 use dist_transport::process::{Config, ProcessTransport};
 use rstest::rstest;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use super::{END, behind, distctl, lines};
+
+/// The most starts of a job in these tests. Each uses the port after that of the one before.
+const STARTS_MAX: u16 = 9;
 
 /// A job on two machines, both of which are this one.
 pub(super) struct Machines {
@@ -33,8 +36,7 @@ impl Machines {
         let mut secret =
             secret.write(true).create_new(true).mode(0o600).open(folder.path().join("secret")).unwrap();
         secret.write_all(b"known to the ranks of this job").unwrap();
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        Self { folder, rendezvous: free.local_addr().unwrap().to_string(), options: Vec::new() }
+        Self { folder, rendezvous: format!("127.0.0.1:{}", free_ports(STARTS_MAX)), options: Vec::new() }
     }
 
     /// Returns the command of one machine with this number of ranks.
@@ -263,14 +265,9 @@ fn a_secret_can_come_from_a_pipe() {
 
 #[test]
 fn the_cause_of_a_restart_is_printed_before_its_error() {
-    let (first, _taken) = std::iter::repeat_with(|| TcpListener::bind("127.0.0.1:0").unwrap())
-        .find_map(|first| {
-            let next = first.local_addr().unwrap().port().checked_add(1)?;
-            Some((first, TcpListener::bind(("127.0.0.1", next)).ok()?))
-        })
-        .unwrap();
-    let rendezvous = first.local_addr().unwrap().to_string();
-    drop(first);
+    // The next port, which the second start needs, is taken.
+    let first = Port::reserve();
+    let rendezvous = format!("127.0.0.1:{}", first.number());
     let options = vec!["--max-restarts", "1"];
     let machines = Machines { rendezvous, options, ..Machines::new() };
     let mut command = machines.start(0, "1", &["sh", "-c", "exit 7"]);

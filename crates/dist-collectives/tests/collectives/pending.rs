@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use dist_collectives::{Buffer, Communicator, Error, Pending, ReduceOp};
 use dist_testkit::oracle::{self, Reduction};
+#[cfg(feature = "tcp")]
+use dist_testkit::process::Port;
 use dist_transport::runtime::{Runtime, Unparker};
 use dist_transport::sim;
 use rstest::rstest;
@@ -339,9 +341,8 @@ fn a_panic_aborts_the_job_instead_of_waiting(#[case] keep_the_communicator: bool
 fn a_handle_that_outlives_the_communicator_does_not_keep_its_rank_in_the_job() {
     use dist_collectives::Config;
     let runtime = Runtime::system();
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = free.local_addr().unwrap().to_string();
-    drop(free);
+    let port = Port::reserve();
+    let address = format!("127.0.0.1:{}", port.number());
     let (gone, mut has_gone) = runtime.mailbox();
     let start = |rank| {
         let config = Config::new(rank, 2, &address).unwrap();

@@ -9,6 +9,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+use dist_testkit::process::Port;
 use dist_transport::process::{Config, Coordinator, Medium, ProcessTransport, Secret};
 use dist_transport::{
     Activity, Cause, Error, Fingerprint, Incoming, Outgoing, Runtime, Sink, Transport, Version,
@@ -152,10 +153,8 @@ fn large_messages_meet_in_place() {
 
 #[test]
 fn rank_zero_hosts_the_coordinator_where_no_launcher_does() {
-    let address = {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        free.local_addr().unwrap().to_string()
-    };
+    let port = Port::reserve();
+    let address = format!("127.0.0.1:{}", port.number());
     let runtime = Runtime::system();
     let tasks: Vec<_> = (0..3)
         .map(|rank| {
