@@ -4,6 +4,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use super::{Config, Coordinator, ProcessTransport, Secret};
 use crate::bootstrap::auth;
@@ -75,6 +76,11 @@ struct HostGroup {
 
 /// The job name of the ranks of a host.
 const JOB: &str = "ranks of a host";
+
+/// The time in which a record in memory arrives on all ranks of the host, also if they get no core for a while.
+const RECORD_MAX: Duration = Duration::from_secs(1);
+/// The time between two looks for it.
+const RECORD_LOOK: Duration = Duration::from_millis(1);
 
 /// Bytes that the first rank of a host sends to the others: whether it succeeded, its port, and a secret.
 const OFFER_BYTES: usize = 1 + 2 + 32;
@@ -194,6 +200,17 @@ impl HostAbort {
 impl HostGroup {
     fn aborted(&self) -> Option<Abort> {
         self.transport.aborted().map(|abort| self.abort_in_world(abort))
+    }
+
+    /// Waits a little for the record in memory, which a rank of this host has passed on in a message. The message may
+    /// arrive first.
+    fn await_record(&self) -> Option<Abort> {
+        let runtime = self.transport.runtime();
+        let limit = runtime.deadline(RECORD_MAX);
+        while self.aborted().is_none() && !runtime.expired(limit) {
+            runtime.sleep(RECORD_LOOK);
+        }
+        self.aborted()
     }
 
     fn abort_in_world(&self, abort: Abort) -> Abort {
@@ -346,13 +363,18 @@ impl ForwardingTransport for WithSharedMemory {
     }
 
     fn aborted(&self) -> Option<Abort> {
-        let in_memory = self.host.as_ref().and_then(HostGroup::aborted);
+        let messages = (*self.messages).aborted();
+        let Some(host) = &self.host else { return messages };
+        let in_memory = match &messages {
+            Some(abort) if host.of_host.contains(&abort.rank) => host.await_record(),
+            _ => host.aborted(),
+        };
         // A rank of this host may have passed on what it saw in memory. The record in memory names the rank that
         // aborted, the other one names the rank that passed it on.
         let was_passed_on = |abort: &Abort| {
             in_memory.as_ref().is_some_and(|original| abort.cause == Cause::gave_up(original))
         };
-        (*self.messages).aborted().filter(|abort| !was_passed_on(abort)).or(in_memory)
+        messages.filter(|abort| !was_passed_on(abort)).or(in_memory)
     }
 
     fn traffic(&self) -> Traffic {
