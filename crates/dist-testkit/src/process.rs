@@ -259,7 +259,7 @@ impl Port {
 /// each begins with it.
 ///
 /// # Panics
-/// If there are not so many.
+/// If none are found.
 pub fn free_ports(count: u16) -> u16 {
     let firsts = PORTS_START..PORTS_END - count;
     let are_free = |first: &u16| (0..count).all(|next| listen(first + next).is_ok());
