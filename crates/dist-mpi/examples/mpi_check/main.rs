@@ -350,6 +350,8 @@ fn death(transport: &mut dyn Transport) -> Result<(), BoxError> {
     let error = failed(receive(transport, last, 1, LONG))?;
     // If the launcher does not end the ranks, their errors name the culprit.
     expect(error.peer() == Some(last), &format!("the error names another rank: {error}"))?;
+    // The launcher tells of the process whose end it notices first. That must be the one that died.
+    transport.runtime().sleep(LONG);
     Err(error.into())
 }
 
