@@ -495,7 +495,7 @@ fn begin_reduction(
         }
         NativeOperation::ReduceScatterV(_) => {
             let counts = memory.layout.send_counts.as_ptr();
-            // SAFETY: as stated above. This rank's count is that of the part that it receives.
+            // SAFETY: as stated above. This rank receives as many elements as its count says.
             let code = unsafe { ffi::MPI_Ireduce_scatter(send, receive, counts, kind, op, comm, request) };
             ("MPI_Ireduce_scatter", code)
         }

@@ -292,8 +292,8 @@ impl World {
 
     /// Decides alone if rank 0 does not: it may have stopped.
     ///
-    /// Only rank 0 knows the waits of all ranks. The rank that this one has waited for in vain may itself wait for rank 0, so a
-    /// timeout names rank 0.
+    /// Only rank 0 knows which rank each rank waits for. The awaited rank may itself wait for rank 0, so a timeout names
+    /// rank 0.
     fn decide_if_late(&self, state: &mut State) {
         let Some(since) = state.proposed_at else { return };
         if self.abort.get().is_some() {

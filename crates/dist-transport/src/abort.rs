@@ -42,7 +42,7 @@ impl fmt::Display for CircularWait {
 
 #[cfg(any(feature = "tcp", feature = "sim"))]
 impl Abort {
-    /// Creates the record of ranks of which each waits for the next one in this list, and the last one for the first.
+    /// Creates the record of a circle. Each rank in the list waits for the next one, and the last one for the first.
     pub(crate) fn circle(mut waits: Vec<CircularWait>, reporter: usize) -> Self {
         let first = (0..waits.len()).min_by_key(|&index| waits[index].rank).unwrap_or(0);
         waits.rotate_left(first);

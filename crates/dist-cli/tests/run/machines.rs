@@ -18,7 +18,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use super::{END, behind, distctl, lines};
 
-/// The most starts of a job in these tests. Each uses the port after that of the one before.
+/// The largest number of starts of a job in these tests. Each start uses the next port.
 const STARTS_MAX: u16 = 9;
 
 /// A job on two machines, both of which are this one.

@@ -143,7 +143,7 @@ impl Engine {
     }
 
     /// Sends every rank the length that it is going to receive. If a rank expects another length, all ranks return the
-    /// same error. Returns the values of all ranks, of which `agreement` has this rank's.
+    /// same error. `agreement` has the values of this rank. Returns the combined values of all ranks.
     fn compare_counts(
         &mut self,
         call: &Call,

@@ -49,8 +49,8 @@ pub(super) struct CheckedPlan {
     plan: DirectPlan,
     /// The rank's steps; empty if there are more than [`STEPS_MAX`].
     steps: Vec<DirectStep>,
-    /// The entry of every call. Its digest is that of the plan and the call, without the call's number and the
-    /// generation of the slots.
+    /// The entry of every call. Its digest covers the plan and the call, but not the call's number and the generation of
+    /// the slots.
     entry: CallEntry,
 }
 

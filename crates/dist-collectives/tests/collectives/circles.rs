@@ -8,7 +8,7 @@ use rstest::rstest;
 
 use crate::worlds::{self, Network};
 
-/// Longer than a rank waits before others are told for whom.
+/// Longer than the wait after which a rank reports it.
 const LATE: Duration = Duration::from_millis(600);
 
 /// The ranks of a circle, each with the rank that it waits for.

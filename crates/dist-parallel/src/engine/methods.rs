@@ -2,8 +2,8 @@
 
 /// Defines public methods of a trainer that has a field `engine`.
 ///
-/// `mode` are those of all trainers, `gradients` those of trainers with mean gradients, and `model` those of trainers with
-/// the whole model, which has a type.
+/// All trainers use `mode`. Trainers with mean gradients use `gradients`. Trainers with the whole model use `model`, with the
+/// model's type.
 macro_rules! engine_methods {
     (gradients) => {
         /// Returns the names of the trained parameters on this rank for which no micro-batch of the last step had a

@@ -160,7 +160,7 @@ impl<M: Params> StepEngine<M> {
         Ok(())
     }
 
-    /// Returns the values of a bucket's parameters, of which every rank has a replica: master values if there are any.
+    /// Returns the values of the replicated parameters in a bucket: master values if there are any.
     pub(crate) fn pack(&self, bucket: &Bucket) -> Result<Flat> {
         let mut flat = Flat::zeros(bucket.dtype, bucket.len());
         for &BucketPlace { parameter, offset, len } in bucket.places.iter().filter(|place| place.len > 0) {

@@ -150,7 +150,7 @@ impl<M: Params> StepEngine<M> {
     }
 }
 
-/// Returns the error of rank `at`, whose call differs from that of the first rank.
+/// Returns the error if the call of rank `at` differs from the first rank's call.
 fn difference(first: [i64; 4], at: usize, call: [i64; 4]) -> Error {
     let rank = |call: [i64; 4]| usize::try_from(call[0]).unwrap_or_default();
     if first[1..3] == call[1..3] {

@@ -2,8 +2,8 @@
 
 /// Defines methods of an implementation of [`Trainer`](super::Trainer). An expression of `this` has the engine.
 ///
-/// `gradients` are those of all trainers, `model` those of trainers with the whole model, and `rounds` those of trainers
-/// whose ranks compute the micro-batches of a step together.
+/// All trainers use `gradients`. Trainers with the whole model use `model`. Trainers use `rounds` if their ranks compute the
+/// micro-batches of a step together.
 macro_rules! trainer_methods {
     (gradients, |$this:ident| $engine:expr, $engine_mut:expr) => {
         fn infos(&self) -> &[$crate::ParamInfo] {

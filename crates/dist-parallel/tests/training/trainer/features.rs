@@ -29,7 +29,7 @@ enum Compare {
     Bits,
     /// Differences of at most this much, because sums have another order or are rounded.
     Close(f32),
-    /// The same bits, except for local SGD, of which the first values are those of a rank's own micro-batches.
+    /// The same bits, except for local SGD. There the first values come from a rank's own micro-batches.
     OwnGradients { values: usize },
 }
 
@@ -73,7 +73,7 @@ fn with_extra(extra: Extra) -> Sequence<Rows> {
     Sequence::new(layers).unwrap()
 }
 
-/// A block with one unusual parameter, by whose first value it multiplies, if it is trained and has one. It sets a
+/// A block with one unusual parameter. It multiplies by the parameter's first value, if it is trained and has one. It sets a
 /// buffer to 1.
 struct Extra {
     infos: [ParamInfo; 1],

@@ -1,4 +1,4 @@
-//! Circles of waits: ranks of which each waits for a message of the next one.
+//! Circles of waits: each rank waits for a message of the next one, and the last one for the first.
 //!
 //! The reports of the ranks show a possible circle. A message may still be on its way, so each rank is asked twice how many
 //! messages it has sent to the rank that waits for it. The second answer was given after the coordinator had all reports. If
