@@ -310,6 +310,21 @@ impl<'a> Serializer for ValueEncoder<'a> {
         self.sequence(len)
     }
 
+    fn collect_seq<I: IntoIterator<Item: Serialize>>(self, elements: I) -> Result<(), Error> {
+        let mut elements = elements.into_iter();
+        let len = Some(elements.size_hint()).filter(|&(least, most)| most == Some(least));
+        let mut sequence = self.serialize_seq(len.map(|(len, _)| len))?;
+        while let Some(element) = elements.next() {
+            sequence.element(&element)?;
+            if let Form::Packed { number, .. } = sequence.form {
+                let (written, other) = number.write_all(&mut elements, sequence.out);
+                sequence.count.written += written;
+                other.map_or(Ok(()), |other| sequence.element(&other))?;
+            }
+        }
+        sequence.end()
+    }
+
     fn serialize_tuple(self, len: usize) -> Result<SequenceEncoder<'a>, Error> {
         self.sequence(len)
     }
