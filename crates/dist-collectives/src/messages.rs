@@ -10,8 +10,8 @@ use crate::{Buffer, Communicator, ElementType, Pending, Result};
 pub enum Message<'a, T> {
     /// A message that is sent.
     Send {
-        /// The receiving rank.
-        to: usize,
+        /// The receiving rank. The message is not sent if there is none.
+        to: Option<usize>,
         /// The tag.
         tag: u32,
         /// The elements to send.
@@ -19,8 +19,8 @@ pub enum Message<'a, T> {
     },
     /// A message that is received.
     Receive {
-        /// The sending rank.
-        from: usize,
+        /// The sending rank. Nothing is received if there is none.
+        from: Option<usize>,
         /// The tag.
         tag: u32,
         /// The destination, which has the length of the message.
@@ -29,14 +29,14 @@ pub enum Message<'a, T> {
 }
 
 impl<'a, T> Message<'a, T> {
-    /// Creates a message to this rank, with tag 0.
-    pub const fn send(to: usize, elements: &'a [T]) -> Self {
-        Self::Send { to, tag: 0, elements }
+    /// Creates a message to this rank, or to none, with tag 0.
+    pub fn send(to: impl Into<Option<usize>>, elements: &'a [T]) -> Self {
+        Self::Send { to: to.into(), tag: 0, elements }
     }
 
-    /// Creates a message that is received from this rank, with tag 0.
-    pub const fn receive(from: usize, elements: &'a mut [T]) -> Self {
-        Self::Receive { from, tag: 0, elements }
+    /// Creates a message that is received from this rank, or from none, with tag 0.
+    pub fn receive(from: impl Into<Option<usize>>, elements: &'a mut [T]) -> Self {
+        Self::Receive { from: from.into(), tag: 0, elements }
     }
 
     /// Sets the tag.
@@ -48,7 +48,7 @@ impl<'a, T> Message<'a, T> {
     }
 
     /// Returns the other rank.
-    pub(crate) const fn peer(&self) -> usize {
+    pub(crate) const fn peer(&self) -> Option<usize> {
         let (Self::Send { to: peer, .. } | Self::Receive { from: peer, .. }) = self;
         *peer
     }
@@ -59,8 +59,8 @@ impl<'a, T> Message<'a, T> {
 pub enum OwnedMessage<T> {
     /// A message that is sent.
     Send {
-        /// The receiving rank.
-        to: usize,
+        /// The receiving rank. The message is not sent if there is none.
+        to: Option<usize>,
         /// The tag.
         tag: u32,
         /// The elements to send.
@@ -68,8 +68,8 @@ pub enum OwnedMessage<T> {
     },
     /// A message that is received.
     Receive {
-        /// The sending rank.
-        from: usize,
+        /// The sending rank. Nothing is received if there is none.
+        from: Option<usize>,
         /// The tag.
         tag: u32,
         /// The destination, which has the length of the message.
@@ -78,14 +78,14 @@ pub enum OwnedMessage<T> {
 }
 
 impl<T: Pod> OwnedMessage<T> {
-    /// Creates a message to this rank, with tag 0.
-    pub fn send(to: usize, elements: impl Into<Buffer<T>>) -> Self {
-        Self::Send { to, tag: 0, elements: elements.into() }
+    /// Creates a message to this rank, or to none, with tag 0.
+    pub fn send(to: impl Into<Option<usize>>, elements: impl Into<Buffer<T>>) -> Self {
+        Self::Send { to: to.into(), tag: 0, elements: elements.into() }
     }
 
-    /// Creates a message that is received from this rank, with tag 0.
-    pub fn receive(from: usize, elements: impl Into<Buffer<T>>) -> Self {
-        Self::Receive { from, tag: 0, elements: elements.into() }
+    /// Creates a message that is received from this rank, or from none, with tag 0.
+    pub fn receive(from: impl Into<Option<usize>>, elements: impl Into<Buffer<T>>) -> Self {
+        Self::Receive { from: from.into(), tag: 0, elements: elements.into() }
     }
 
     /// Sets the tag.
@@ -104,13 +104,22 @@ impl<T: Pod> OwnedMessage<T> {
 }
 
 impl<T: Pod + Send> OwnedMessage<T> {
-    /// Returns the message to start.
-    fn into_new(self) -> NewMessage {
-        let (direction, tag, elements) = match self {
-            Self::Send { to, tag, elements } => (Direction::To(to), tag, elements),
-            Self::Receive { from, tag, elements } => (Direction::From(from), tag, elements),
+    /// Returns the message to start, unless there is no other rank, and this message without its memory.
+    fn into_new(mut self) -> (Option<NewMessage>, Self) {
+        let (direction, tag, elements) = match &mut self {
+            Self::Send { to: Some(to), tag, elements } => (Direction::To(*to), *tag, elements),
+            Self::Receive { from: Some(from), tag, elements } => (Direction::From(*from), *tag, elements),
+            Self::Send { to: None, .. } | Self::Receive { from: None, .. } => return (None, self),
         };
-        NewMessage::new::<T>(direction, tag, elements)
+        let message =
+            NewMessage::new::<T>(direction, tag, std::mem::replace(elements, Buffer::from(Vec::new())));
+        (Some(message), self)
+    }
+
+    /// Sets the memory of the message.
+    fn set_elements(&mut self, new: Buffer<T>) {
+        let (Self::Send { elements, .. } | Self::Receive { elements, .. }) = self;
+        *elements = new;
     }
 }
 
@@ -187,6 +196,9 @@ impl ProbedMessage<'_> {
 /// tag. Messages with other tags that arrive before it are kept for later receives, up to 64 MiB of each sender.
 /// A message that was started meets a blocking call, and the reverse. Started messages go on while collectives of the same
 /// communicator run.
+///
+/// The other rank may be an `Option`. A message to or from `None` ends at once and changes no memory, so that a rank at the
+/// edge of a grid calls the same as the others.
 impl Communicator {
     /// Sends a message, which `to` receives with [`recv`](Self::recv). The call may return before `to` receives it,
     /// or wait for it. Long messages wait. A rank may send to itself.
@@ -195,7 +207,9 @@ impl Communicator {
     /// If there is no such rank, or if it died or does not receive the message in time.
     #[doc(alias = "MPI_Send")]
     #[doc(alias = "ncclSend")]
-    pub fn send<T: Pod>(&mut self, elements: &[T], to: usize) -> Result<()> {
+    #[doc(alias = "MPI_PROC_NULL")]
+    pub fn send<T: Pod>(&mut self, elements: &[T], to: impl Into<Option<usize>>) -> Result<()> {
+        let Some(to) = to.into() else { return Ok(()) };
         self.call_messages(|engine, options| engine.send(elements, to, &options))
     }
 
@@ -208,7 +222,9 @@ impl Communicator {
     #[doc(alias = "MPI_Recv")]
     #[doc(alias = "ncclRecv")]
     #[doc(alias = "receive")]
-    pub fn recv<T: Pod>(&mut self, elements: &mut [T], from: usize) -> Result<()> {
+    #[doc(alias = "MPI_PROC_NULL")]
+    pub fn recv<T: Pod>(&mut self, elements: &mut [T], from: impl Into<Option<usize>>) -> Result<()> {
+        let Some(from) = from.into() else { return Ok(()) };
         self.call_messages(|engine, options| engine.receive(elements, from, &options))
     }
 
@@ -218,7 +234,12 @@ impl Communicator {
     /// # Errors
     /// As for [`recv`](Self::recv), but only a longer message has the wrong length.
     #[doc(alias = "MPI_Get_count")]
-    pub fn recv_up_to<T: Pod>(&mut self, elements: &mut [T], from: usize) -> Result<usize> {
+    pub fn recv_up_to<T: Pod>(
+        &mut self,
+        elements: &mut [T],
+        from: impl Into<Option<usize>>,
+    ) -> Result<usize> {
+        let Some(from) = from.into() else { return Ok(0) };
         self.call_messages(|engine, options| engine.receive_up_to(elements, from, &options))
     }
 
@@ -352,7 +373,8 @@ impl Communicator {
     /// As for [`recv`](Self::recv), but any length is right.
     #[doc(alias = "MPI_Mprobe")]
     #[doc(alias = "MPI_Get_count")]
-    pub fn recv_vec<T: Pod>(&mut self, from: usize) -> Result<Vec<T>> {
+    pub fn recv_vec<T: Pod>(&mut self, from: impl Into<Option<usize>>) -> Result<Vec<T>> {
+        let Some(from) = from.into() else { return Ok(Vec::new()) };
         self.call_messages(|engine, options| engine.receive_vec(Some(from), &options))
             .map(|(_, elements)| elements)
     }
@@ -381,11 +403,17 @@ impl Communicator {
     pub fn send_recv<T: Pod>(
         &mut self,
         sent: &[T],
-        to: usize,
+        to: impl Into<Option<usize>>,
         received: &mut [T],
-        from: usize,
+        from: impl Into<Option<usize>>,
     ) -> Result<()> {
-        self.call_messages(|engine, options| engine.send_receive(sent, to, received, from, &options))
+        match (to.into(), from.into()) {
+            (Some(to), Some(from)) => {
+                self.call_messages(|engine, options| engine.send_receive(sent, to, received, from, &options))
+            }
+            (to, None) => self.send(sent, to),
+            (None, from) => self.recv(received, from),
+        }
     }
 
     /// Sends and receives all of these messages at once, in any order of the peers. Messages between two ranks with
@@ -437,27 +465,34 @@ impl Communicator {
         &mut self,
         messages: Vec<OwnedMessage<T>>,
     ) -> Pending<Vec<OwnedMessage<T>>> {
-        let place = |message: &OwnedMessage<T>| match *message {
-            OwnedMessage::Send { to, tag, .. } => (true, to, tag),
-            OwnedMessage::Receive { from, tag, .. } => (false, from, tag),
-        };
-        let places: Vec<_> = messages.iter().map(place).collect();
-        let messages = messages.into_iter().map(OwnedMessage::into_new).collect();
-        self.start_messages(messages, move |memories| {
-            let messages = places.into_iter().zip(memories.into_iter().map(into_memory));
-            let message = |((is_sent, peer, tag), elements)| {
-                if is_sent {
-                    OwnedMessage::Send { to: peer, tag, elements }
-                } else {
-                    OwnedMessage::Receive { from: peer, tag, elements }
-                }
-            };
-            messages.map(message).collect()
+        self.start_owned(messages, |messages| messages)
+    }
+
+    /// Starts messages, and returns what `collect` makes of them at their end.
+    fn start_owned<T: Pod + Send, B: Send + 'static>(
+        &mut self,
+        messages: Vec<OwnedMessage<T>>,
+        collect: impl FnOnce(Vec<OwnedMessage<T>>) -> B + Send + 'static,
+    ) -> Pending<B> {
+        let (started, mut messages): (Vec<_>, Vec<_>) =
+            messages.into_iter().map(OwnedMessage::into_new).unzip();
+        let is_started: Vec<_> = started.iter().map(Option::is_some).collect();
+        self.start_messages(started.into_iter().flatten().collect(), move |memories| {
+            let started = messages.iter_mut().zip(is_started).filter(|(_, is_started)| *is_started);
+            for ((message, _), memory) in started.zip(memories) {
+                message.set_elements(into_memory(memory));
+            }
+            collect(messages)
         })
     }
 
-    /// Starts one message of elements of type `T`.
-    fn start_message<T: Pod, M: MessageMemory>(&mut self, direction: Direction, memory: M) -> Pending<M> {
+    /// Starts one message of elements of type `T`. Without a direction there is no other rank.
+    fn start_message<T: Pod, M: MessageMemory>(
+        &mut self,
+        direction: Option<Direction>,
+        memory: M,
+    ) -> Pending<M> {
+        let Some(direction) = direction else { return self.start_messages(Vec::new(), |_| memory) };
         let message = NewMessage::new::<T>(direction, self.settings.tag, memory);
         self.start_messages(vec![message], |mut memories| into_memory(memories.pop().expect("one message")))
     }
@@ -488,9 +523,9 @@ impl Communicator {
     pub fn start_send<T: Pod + Send>(
         &mut self,
         elements: impl Into<Buffer<T>>,
-        to: usize,
+        to: impl Into<Option<usize>>,
     ) -> Pending<Buffer<T>> {
-        self.start_message::<T, _>(Direction::To(to), elements.into())
+        self.start_message::<T, _>(to.into().map(Direction::To), elements.into())
     }
 
     /// Starts to [receive](Self::recv) a message of `from`. It gets the oldest message with the tag of this call that no
@@ -500,15 +535,15 @@ impl Communicator {
     pub fn start_recv<T: Pod + Send>(
         &mut self,
         elements: impl Into<Buffer<T>>,
-        from: usize,
+        from: impl Into<Option<usize>>,
     ) -> Pending<Buffer<T>> {
-        self.start_message::<T, _>(Direction::From(from), elements.into())
+        self.start_message::<T, _>(from.into().map(Direction::From), elements.into())
     }
 
     /// Starts to [receive](Self::start_recv) a message of any length.
     #[doc(alias = "MPI_Improbe")]
-    pub fn start_recv_vec<T: Pod + Send>(&mut self, from: usize) -> Pending<Vec<T>> {
-        self.start_message::<T, _>(Direction::From(from), Vec::new())
+    pub fn start_recv_vec<T: Pod + Send>(&mut self, from: impl Into<Option<usize>>) -> Pending<Vec<T>> {
+        self.start_message::<T, _>(from.into().map(Direction::From), Vec::new())
     }
 
     /// Starts to [receive](Self::recv_any) a message of any rank. It gets the next message with the tag of this call that
@@ -541,13 +576,14 @@ impl Communicator {
         elements: impl Into<Buffer<T>>,
     ) -> Pending<ReceivedMessage<Buffer<T>>> {
         let memory = ReceivedMessage { from: None, elements: elements.into() };
-        self.start_message::<T, _>(Direction::FromAny, memory)
+        self.start_message::<T, _>(Some(Direction::FromAny), memory)
     }
 
     /// Starts to [receive](Self::start_recv_any) a message of any rank and any length.
     #[doc(alias = "MPI_ANY_SOURCE")]
     pub fn start_recv_any_vec<T: Pod + Send>(&mut self) -> Pending<ReceivedMessage<Vec<T>>> {
-        self.start_message::<T, _>(Direction::FromAny, ReceivedMessage { from: None, elements: Vec::new() })
+        let memory = ReceivedMessage { from: None, elements: Vec::new() };
+        self.start_message::<T, _>(Some(Direction::FromAny), memory)
     }
 
     /// Starts a [`send_recv`](Self::send_recv); both buffers are returned.
@@ -556,17 +592,17 @@ impl Communicator {
     pub fn start_send_recv<T: Pod + Send>(
         &mut self,
         sent: impl Into<Buffer<T>>,
-        to: usize,
+        to: impl Into<Option<usize>>,
         received: impl Into<Buffer<T>>,
-        from: usize,
+        from: impl Into<Option<usize>>,
     ) -> Pending<(Buffer<T>, Buffer<T>)> {
+        let messages = vec![OwnedMessage::send(to, sent), OwnedMessage::receive(from, received)];
         let tag = self.settings.tag;
-        let (sent, received): (Buffer<T>, Buffer<T>) = (sent.into(), received.into());
-        let sent = NewMessage::new::<T>(Direction::To(to), tag, sent);
-        let received = NewMessage::new::<T>(Direction::From(from), tag, received);
-        self.start_messages(vec![sent, received], |mut memories| {
-            let received = into_memory(memories.pop().expect("two messages"));
-            (into_memory(memories.pop().expect("two messages")), received)
+        let messages = messages.into_iter().map(|message| message.with_tag(tag)).collect();
+        self.start_owned(messages, |messages| {
+            let mut elements = messages.into_iter().map(OwnedMessage::into_elements);
+            let mut next = || elements.next().expect("two messages");
+            (next(), next())
         })
     }
 }

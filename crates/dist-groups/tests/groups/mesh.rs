@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use dist_collectives::ReduceOp;
+use dist_collectives::{Message, OwnedMessage, ReduceOp};
 use dist_groups::{Error, Group, Mesh, Shift, dims_create};
 use rstest::rstest;
 
@@ -256,6 +256,58 @@ fn neighbours_exchange_messages_along_open_and_periodic_axes(
         assert!(matches!(error, Error::Neighbours { .. }), "{error}");
         let halo: Vec<_> = halo.into_iter().map(|sides| sides.map(|[value]| value)).collect();
         assert_eq!(halo, expected_halo(&mesh, axes), "{:?} {degrees:?}", mesh.coordinates());
+    });
+}
+
+#[test]
+fn a_message_beyond_an_open_edge_ends_at_once_and_changes_nothing() {
+    run(3, |communicator| {
+        let mut mesh = Mesh::new(communicator.fork().unwrap(), [("x", 3)]).unwrap();
+        let (own, Shift { from, to }) = ([mesh.rank() as u64], mesh.shift("x", 1).unwrap());
+        let comm = mesh.communicator();
+        let expected = [from.map_or(NOTHING, |from| from as u64)];
+        let mut received = [NOTHING];
+        comm.send_recv(&own, to, &mut received, from).unwrap();
+        assert_eq!(received, expected);
+        received = [NOTHING];
+        comm.batch(&mut [Message::receive(from, &mut received), Message::send(to, &own)]).unwrap();
+        assert_eq!(received, expected);
+        received = [NOTHING];
+        comm.send(&own, to).unwrap();
+        comm.recv(&mut received, from).unwrap();
+        assert_eq!(received, expected);
+        received = [NOTHING];
+        comm.send(&own, to).unwrap();
+        let elements = comm.recv_up_to(&mut received, from).unwrap();
+        assert_eq!((elements, received), (from.iter().len(), expected));
+        comm.send(&own, to).unwrap();
+        assert_eq!(comm.recv_vec::<u64>(from).unwrap(), &expected[..from.iter().len()]);
+    });
+}
+
+#[test]
+fn a_started_message_beyond_an_open_edge_ends_and_returns_its_memory() {
+    run(3, |communicator| {
+        let mut mesh = Mesh::new(communicator.fork().unwrap(), [("x", 3)]).unwrap();
+        let (own, Shift { from, to }) = (vec![mesh.rank() as u64], mesh.shift("x", 1).unwrap());
+        let comm = mesh.communicator();
+        let expected = [from.map_or(NOTHING, |from| from as u64)];
+        let sent = comm.start_send(own.clone(), to);
+        let received = comm.start_recv(vec![NOTHING], from);
+        assert_eq!((&*sent.wait().unwrap(), &*received.wait().unwrap()), (&own[..], &expected[..]));
+        let both = comm.start_send_recv(own.clone(), to, vec![NOTHING], from).wait().unwrap();
+        assert_eq!((&*both.0, &*both.1), (&own[..], &expected[..]));
+        let sent = comm.start_send(own.clone(), to);
+        assert_eq!(comm.start_recv_vec::<u64>(from).wait().unwrap(), &expected[..from.iter().len()]);
+        sent.wait().unwrap();
+        let messages = vec![
+            OwnedMessage::receive(from, vec![NOTHING]),
+            OwnedMessage::send(to, own.clone()),
+            OwnedMessage::send(None, vec![7]),
+        ];
+        let messages = comm.start_batch(messages).wait().unwrap().into_iter();
+        let memories: Vec<_> = messages.map(|message| message.into_elements().into_vec()).collect();
+        assert_eq!(memories, [expected.to_vec(), own, vec![7]]);
     });
 }
 

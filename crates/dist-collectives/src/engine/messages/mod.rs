@@ -195,18 +195,19 @@ impl Engine {
         messages: &mut [Message<'_, T>],
         options: &CallOptions<'_>,
     ) -> Result<()> {
-        messages.iter().try_for_each(|message| self.check_rank(message.peer()))?;
+        messages.iter().filter_map(Message::peer).try_for_each(|peer| self.check_rank(peer))?;
         let (mut sent, mut receives) = (Vec::new(), Vec::new());
         for message in messages {
             match message {
-                Message::Send { to, tag, elements } => {
+                Message::Send { to: Some(to), tag, elements } => {
                     let call = self.message_call::<T>(elements.len(), Some(self.rank().index()), *tag);
                     let encoded = self.messages.encode::<T>(&call, *tag);
                     sent.push((encoded, *to, [bytemuck::cast_slice(elements)]));
                 }
-                Message::Receive { from, tag, elements } => {
+                Message::Receive { from: Some(from), tag, elements } => {
                     receives.push(self.exact_receive(elements, Some(*from), *tag));
                 }
+                Message::Send { to: None, .. } | Message::Receive { from: None, .. } => {}
             }
         }
         let sends: Vec<Send<'_>> =
