@@ -22,7 +22,7 @@ use super::PAGE_BYTES;
 use super::futex;
 use super::generation::Generation;
 use super::group_pool::PoolLease;
-use super::mapping::{self, Mapping, Pages};
+use super::mapping::{self, Mapping};
 use super::remote_region::RemoteRegion;
 use crate::cpu::CacheLine;
 use crate::link::shm::segment::Nonce;
@@ -94,7 +94,7 @@ pub(super) struct Place {
 impl GroupMemory {
     /// Creates the memory, with the descriptor that lets the other ranks open it.
     pub(crate) fn create(nonce: &Nonce, world_size: usize) -> io::Result<(OwnedFd, Self)> {
-        let (file, mapping) = Mapping::create(bytes(world_size), Pages::OnDemand)?;
+        let (file, mapping) = Mapping::create(bytes(world_size))?;
         // SAFETY: nobody else has the memory yet.
         unsafe { mapping.copy_in(0, nonce) };
         Ok((file, Self::in_segment(mapping, world_size)))

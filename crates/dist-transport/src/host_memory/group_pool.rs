@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::PAGE_BYTES;
 use super::group_memory::{BLOCK_BYTES, GroupMemory, HEAD_BYTES, LARGE_BYTES, PAIR_BYTES, Place};
-use super::mapping::{Mapping, Pages};
+use super::mapping::Mapping;
 use super::spin_lock;
 use crate::{ChannelId, Rank};
 
@@ -151,7 +151,7 @@ impl PoolRecord {
 impl GroupPool {
     /// Creates the pool of a host, with the descriptor that lets other processes map it.
     pub(crate) fn create() -> io::Result<(OwnedFd, Self)> {
-        let (file, mapping) = Mapping::create(POOL_BYTES, Pages::OnDemand)?;
+        let (file, mapping) = Mapping::create(POOL_BYTES)?;
         Ok((file, Self::of(mapping)))
     }
 

@@ -18,7 +18,7 @@ use rustix::fs::FallocateFlags;
 
 use super::address_colouring::HASHED_BYTES;
 use super::group_pool::{GroupPool, POOL_BYTES, POOL_NUMBER};
-use super::mapping::{Mapping, Pages, Region};
+use super::mapping::{Mapping, Region};
 use super::ranges::Ranges;
 use crate::Allocation;
 use crate::cpu::CacheLine;
@@ -176,7 +176,7 @@ impl Heap {
 
 impl Arena {
     fn new(len: usize) -> io::Result<Self> {
-        let (file, mapping) = Mapping::create(len, Pages::OnDemand)?;
+        let (file, mapping) = Mapping::create(len)?;
         Ok(Self {
             file: Arc::new(file),
             mapping: Arc::new(mapping),

@@ -58,15 +58,6 @@ macro_rules! stored {
     };
 }
 
-/// The time at which the system allocates a segment's pages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pages {
-    /// All pages are allocated: creating the segment fails if memory is short.
-    Reserved,
-    /// Each page is allocated on first touch.
-    OnDemand,
-}
-
 /// A mapping of a whole segment. Clones are the same mapping; dropping the last one unmaps the segment.
 #[derive(Debug, Clone)]
 pub(crate) struct Mapping {
@@ -82,8 +73,9 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Creates a zeroed segment, with the descriptor that lets another process open it.
-    pub(crate) fn create(len: usize, pages: Pages) -> io::Result<(OwnedFd, Self)> {
+    /// Creates a zeroed segment, with the descriptor that lets another process open it. Each page is allocated on first
+    /// touch, or by [`reserve`](Self::reserve).
+    pub(crate) fn create(len: usize) -> io::Result<(OwnedFd, Self)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("dist", flags)?;
         let size = len as u64;
@@ -91,11 +83,7 @@ impl Mapping {
         if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < size) {
             return Err(Errno::FBIG.into());
         }
-        retry_on_intr(|| match pages {
-            // Without its pages, the first store would end the process if memory is short.
-            Pages::Reserved => rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size),
-            Pages::OnDemand => rustix::fs::ftruncate(&file, size),
-        })?;
+        retry_on_intr(|| rustix::fs::ftruncate(&file, size))?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let mapping = Self::new(&file, len)?;
         Ok((file, mapping))
@@ -138,6 +126,29 @@ impl Mapping {
         #[cfg(dist_one_mapping)]
         one_mapping::keep(file, &mapping)?;
         Ok(mapping)
+    }
+
+    /// Allocates the pages of `len` bytes from `offset` on, as the first store to each of them would. If memory is short,
+    /// a store would end the process.
+    ///
+    /// # Errors
+    /// If memory is short, with the kind [`OutOfMemory`](io::ErrorKind::OutOfMemory). If the system cannot do it.
+    pub(crate) fn reserve(&self, offset: usize, len: usize) -> io::Result<()> {
+        let place = self.at(offset, len).as_ptr().cast();
+        // SAFETY: the pages are inside the mapping. Allocating them does not change their bytes.
+        let reserved =
+            retry_on_intr(|| unsafe { rustix::mm::madvise(place, len, Advice::LinuxPopulateWrite) });
+        match reserved {
+            // The system reports this where a store would be answered with a signal.
+            Err(Errno::FAULT) => Err(Errno::NOMEM.into()),
+            reserved => Ok(reserved?),
+        }
+    }
+
+    /// Allocates all pages of the segment, through the descriptor with which it was created.
+    pub(crate) fn reserve_file(&self, file: &impl AsFd) -> io::Result<()> {
+        let size = self.len as u64;
+        Ok(retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size))?)
     }
 
     /// Returns `true` if `len` bytes from `offset` on are inside the segment.

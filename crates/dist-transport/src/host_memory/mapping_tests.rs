@@ -20,22 +20,37 @@ const LEN: usize = 3 * 4096;
 
 #[test]
 fn bytes_written_through_one_mapping_are_read_through_the_other() {
-    for pages in [Pages::Reserved, Pages::OnDemand] {
-        let (file, one) = Mapping::create(LEN, pages).unwrap();
-        let other = Mapping::open(&file, LEN).unwrap().expect("it is of this size");
-        copy_in(&one, 100, b"hello");
-        // SAFETY: only this thread accesses them.
-        unsafe { one.fill(200, 2, &mut |bytes| bytes.copy_from_slice(b"ab")) };
-        assert_eq!((bytes(&other, 100, 5), bytes(&other, 200, 2)), (&b"hello"[..], &b"ab"[..]));
-        assert_eq!(other.find(&bytes(&other, 100, 5)[1..]), Some(101));
-        assert_eq!(other.find(bytes(&one, 100, 5)), None);
-    }
+    let (file, one) = Mapping::create(LEN).unwrap();
+    let other = Mapping::open(&file, LEN).unwrap().expect("it is of this size");
+    copy_in(&one, 100, b"hello");
+    // SAFETY: only this thread accesses them.
+    unsafe { one.fill(200, 2, &mut |bytes| bytes.copy_from_slice(b"ab")) };
+    assert_eq!((bytes(&other, 100, 5), bytes(&other, 200, 2)), (&b"hello"[..], &b"ab"[..]));
+    assert_eq!(other.find(&bytes(&other, 100, 5)[1..]), Some(101));
+    assert_eq!(other.find(bytes(&one, 100, 5)), None);
+}
+
+/// Returns the number of bytes of a segment that have pages.
+fn allocated(file: &OwnedFd) -> usize {
+    usize::try_from(rustix::fs::fstat(file).unwrap().st_blocks * 512).unwrap()
+}
+
+#[test]
+fn reserved_pages_are_allocated_and_keep_their_bytes() {
+    let (file, mapping) = Mapping::create(LEN).unwrap();
+    copy_in(&mapping, 4096, b"hello");
+    assert_eq!(allocated(&file), 4096);
+    mapping.reserve(4096, 2 * 4096).unwrap();
+    assert_eq!(allocated(&file), 2 * 4096);
+    assert_eq!(bytes(&mapping, 4096, 5), b"hello");
+    mapping.reserve_file(&file).unwrap();
+    assert_eq!(allocated(&file), LEN);
 }
 
 #[test]
 fn several_places_are_changed_at_once() {
-    let (_file, one) = Mapping::create(LEN, Pages::OnDemand).unwrap();
-    let (_file, other) = Mapping::create(LEN, Pages::OnDemand).unwrap();
+    let (_file, one) = Mapping::create(LEN).unwrap();
+    let (_file, other) = Mapping::create(LEN).unwrap();
     let places = [(&one, 100), (&other, 100), (&one, 102), (&one, 98)];
     let fill = &mut |all: &mut [&mut [u8]]| {
         all.iter_mut().zip(1..).for_each(|(bytes, value)| bytes.fill(value));
@@ -51,7 +66,7 @@ fn several_places_are_changed_at_once() {
 #[test]
 #[should_panic(expected = "overlap")]
 fn places_that_overlap_are_not_changed_at_once() {
-    let (_file, mapping) = Mapping::create(LEN, Pages::OnDemand).unwrap();
+    let (_file, mapping) = Mapping::create(LEN).unwrap();
     let places = [(&mapping, 100), (&mapping, 101)].into_iter();
     // SAFETY: only this thread accesses them.
     unsafe { change(places, 2, &mut |_| panic!("they are not given")) };
@@ -113,20 +128,20 @@ fn a_file_that_could_shrink_is_not_mapped() {
 
 #[test]
 fn a_file_of_another_size_is_not_mapped() {
-    let (file, _mapping) = Mapping::create(LEN, Pages::OnDemand).unwrap();
+    let (file, _mapping) = Mapping::create(LEN).unwrap();
     assert!(Mapping::open(&file, LEN + 4096).unwrap().is_none());
 }
 
 #[test]
 #[should_panic(expected = "outside the segment")]
 fn nothing_outside_a_segment_is_reached() {
-    let (_file, mapping) = Mapping::create(LEN, Pages::OnDemand).unwrap();
+    let (_file, mapping) = Mapping::create(LEN).unwrap();
     bytes(&mapping, LEN - 1, 2);
 }
 
 #[test]
 fn a_region_has_its_bytes() {
-    let (_file, mapping) = Mapping::create(LEN, Pages::OnDemand).unwrap();
+    let (_file, mapping) = Mapping::create(LEN).unwrap();
     // SAFETY: nothing else reaches the segment.
     let mut region = unsafe { Region::new(Arc::new(mapping), 64, LEN - 64) };
     region.bytes_mut()[..5].copy_from_slice(b"hello");
@@ -140,9 +155,8 @@ fn large_segments_have_different_cache_colours() {
         pairs.map(|(low, high)| (address >> low ^ address >> high) & 1)
     };
     let len = HASHED_BYTES;
-    let (file, first) = Mapping::create(len, Pages::OnDemand).unwrap();
-    let others =
-        [0, 5 * 4096, HASHED_BYTES].map(|more| Mapping::create(len + more, Pages::OnDemand).unwrap().1);
+    let (file, first) = Mapping::create(len).unwrap();
+    let others = [0, 5 * 4096, HASHED_BYTES].map(|more| Mapping::create(len + more).unwrap().1);
     let again = Mapping::open(&file, len).unwrap().expect("it is of this size");
     let all: Vec<usize> =
         others.iter().chain([&first, &again]).map(|one| bytes(one, 0, len).as_ptr().addr()).collect();
@@ -156,7 +170,7 @@ fn large_segments_have_different_cache_colours() {
 #[test]
 fn a_large_segment_is_mapped_whole_and_found_again() {
     let len = HASHED_BYTES + 4096;
-    let (file, one) = Mapping::create(len, Pages::OnDemand).unwrap();
+    let (file, one) = Mapping::create(len).unwrap();
     let other = Mapping::open(&file, len).unwrap().expect("it is of this size");
     for offset in [0, len - 5] {
         copy_in(&one, offset, b"hello");

@@ -94,6 +94,7 @@ impl From<StreamEnd> for LinkError {
             StreamEnd::Goodbye => Self::Goodbye,
             StreamEnd::Closed => Self::Closed,
             StreamEnd::Broken => Self::Garbage,
+            StreamEnd::NoMemory => Self::Own(Errno::NOMEM.into()),
         }
     }
 }

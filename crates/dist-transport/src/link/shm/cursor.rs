@@ -48,6 +48,11 @@ impl Produced {
         [start..start + first, 0..len - first]
     }
 
+    /// Returns the position of the next byte, which is in the first lap round the ring.
+    pub(crate) fn first_lap(&self) -> usize {
+        usize::try_from(self.produced).expect("it is at most the ring's length")
+    }
+
     /// Counts bytes as produced, and returns the new counter.
     pub(crate) fn advance(&mut self, bytes: usize) -> u64 {
         assert!(bytes <= self.free(), "no room for this was seen");

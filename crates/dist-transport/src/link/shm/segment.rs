@@ -19,7 +19,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use super::cursor::{Consumed, Produced};
 use crate::cpu::CacheLine;
 use crate::cpu::copy_policy::CopyPolicy;
-use crate::host_memory::mapping::Pages;
 use crate::host_memory::{Core, Mapping, PAGE_BYTES};
 
 /// Bytes of a ring: as many as the L2 cache of a core holds. Bytes that the other side has read are slow to
@@ -63,11 +62,26 @@ pub(super) struct Ends {
 }
 
 /// Creates a segment, with the descriptor that lets another process open it.
+///
+/// The pages of the counters and fastboxes are allocated here, and those of a ring by its writer when it reaches them.
+/// Most links carry only small messages, and allocating all pages would take longer than everything else.
 pub(super) fn create(nonce: &Nonce) -> io::Result<(OwnedFd, Ends)> {
-    let (file, mapping) = Mapping::create(SEGMENT_BYTES, Pages::Reserved)?;
+    let (file, mapping) = Mapping::create(SEGMENT_BYTES)?;
+    let grows = match mapping.reserve(0, PAGE_BYTES) {
+        Ok(()) => {
+            mapping.reserve(FASTBOXES_AT, SEGMENT_BYTES - FASTBOXES_AT)?;
+            true
+        }
+        Err(error) if error.kind() == io::ErrorKind::OutOfMemory => return Err(error),
+        // Linux cannot do this before 5.14.
+        Err(_) => {
+            mapping.reserve_file(&file)?;
+            false
+        }
+    };
     // SAFETY: no other process has the memory yet.
     unsafe { mapping.copy_in(NONCE_AT, nonce) };
-    Ok((file, Ends::of(mapping, Side::Maker)))
+    Ok((file, Ends::of(mapping, Side::Maker, grows)))
 }
 
 /// Opens the segment that another process has created. Returns `None` if its nonce is another one.
@@ -75,11 +89,16 @@ pub(super) fn open(file: &OwnedFd, nonce: &Nonce) -> io::Result<Option<Ends>> {
     let mapping = Mapping::open(file, SEGMENT_BYTES)?;
     // SAFETY: the nonce was written before the memory was given away, and never is afterwards.
     let found = mapping.filter(|mapping| unsafe { mapping.bytes(NONCE_AT, nonce.len()) } == nonce);
-    Ok(found.map(|mapping| Ends::of(mapping, Side::Taker)))
+    Ok(found.map(|mapping| {
+        // Otherwise the creator has allocated all pages, since it has the same system.
+        let grows = mapping.reserve(0, PAGE_BYTES).is_ok();
+        Ends::of(mapping, Side::Taker, grows)
+    }))
 }
 
 impl Ends {
-    fn of(mapping: Mapping, side: Side) -> Self {
+    /// Returns the parts of one side. `grows` is `true` if the pages of the rings are allocated when they are reached.
+    fn of(mapping: Mapping, side: Side, grows: bool) -> Self {
         let mapping = Arc::new(mapping);
         let (first, second) = match side {
             Side::Maker => (0, 1),
@@ -90,6 +109,7 @@ impl Ends {
                 mapping: mapping.clone(),
                 ring: Ring(first),
                 cursor: Produced::default(),
+                reserved: if grows { 0 } else { RING_BYTES },
                 copy_policy: CopyPolicy::default(),
             },
             incoming: Consumer { mapping: mapping.clone(), ring: Ring(second), cursor: Consumed::default() },
@@ -132,21 +152,49 @@ impl Ring {
 #[derive(Debug)]
 pub(super) struct Broken;
 
+/// The reason why a ring has no room.
+#[derive(Debug)]
+pub(super) enum NoRoom {
+    /// The counters are invalid.
+    Broken,
+    /// The system has no memory for the pages.
+    NoMemory,
+}
+
+/// The pages of a ring are allocated in steps of this many bytes.
+const RESERVED_STEP: usize = 16 << 10;
+
 /// The writing end of a ring.
 #[derive(Debug)]
 pub(super) struct Producer {
     mapping: Arc<Mapping>,
     ring: Ring,
     cursor: Produced,
+    /// The number of bytes from the start of the ring whose pages are allocated.
+    reserved: usize,
     copy_policy: CopyPolicy,
 }
 
 impl Producer {
     /// Returns the free bytes of the ring, in whole cache lines. Reads the reader's counter only if fewer than `wanted`
-    /// bytes are known to be free.
-    pub(super) fn room(&mut self, wanted: usize) -> Result<usize, Broken> {
+    /// bytes are known to be free. Allocates the pages of `wanted` bytes, and returns only bytes that have pages.
+    pub(super) fn room(&mut self, wanted: usize) -> Result<usize, NoRoom> {
         let consumed = self.ring.consumed(&self.mapping);
-        self.cursor.room(wanted, || consumed.load(Ordering::Acquire)).ok_or(Broken)
+        let room = self.cursor.room(wanted, || consumed.load(Ordering::Acquire)).ok_or(NoRoom::Broken)?;
+        if self.reserved == RING_BYTES { Ok(room) } else { self.reserve(room, wanted) }
+    }
+
+    /// Allocates the pages of the wanted room. Returns the room that has pages. The ring is written for the first time.
+    #[cold]
+    fn reserve(&mut self, room: usize, wanted: usize) -> Result<usize, NoRoom> {
+        let start = self.cursor.first_lap();
+        let end = (start + room.min(wanted)).next_multiple_of(RESERVED_STEP).min(RING_BYTES);
+        if end > self.reserved {
+            let reserved = self.mapping.reserve(self.ring.offset(self.reserved), end - self.reserved);
+            reserved.map_err(|_| NoRoom::NoMemory)?;
+            self.reserved = end;
+        }
+        Ok(if end == RING_BYTES { room } else { room.min(self.reserved - start) })
     }
 
     /// Writes bytes into the room, `ahead` of the published ones.

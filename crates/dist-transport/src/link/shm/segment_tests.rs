@@ -24,6 +24,31 @@ fn send(ends: &mut Ends, bytes: &[u8]) -> usize {
 }
 
 #[test]
+fn the_pages_of_a_ring_are_allocated_when_it_is_written() {
+    let nonce = [7; 32];
+    let (file, mut maker) = create(&nonce).unwrap();
+    let mut taker = open(&file, &nonce).unwrap().expect("it is the segment with this nonce");
+    let allocated = || usize::try_from(rustix::fs::fstat(&file).unwrap().st_blocks * 512).unwrap();
+    let at_first = allocated();
+    assert!(at_first < RING_BYTES / 4, "{at_first}");
+    for side in [&mut maker, &mut taker] {
+        let before = allocated();
+        assert_eq!(send(side, &[1; 64]), 64);
+        assert_eq!(allocated() - before, RESERVED_STEP);
+    }
+    let message = vec![5; RING_BYTES - RESERVED_STEP];
+    assert_eq!(send(&mut maker, &message), message.len());
+    assert_eq!(allocated(), at_first + RING_BYTES + RESERVED_STEP);
+    let mut received = 0;
+    while received < 64 + message.len() {
+        let count = taker.incoming.peek(usize::MAX).unwrap().len();
+        taker.incoming.advance(count);
+        received += count;
+    }
+    assert_eq!(send(&mut maker, &[1; 64]), 64, "the ring is written again");
+}
+
+#[test]
 fn another_nonce_is_another_segment() {
     let (file, _) = create(&[1; 32]).unwrap();
     assert!(open(&file, &[2; 32]).unwrap().is_none());

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use socket2::Socket;
 
 use super::offer::{FILE, GOODBYE, SharedSegment, WAKE, receive_with_file, send_byte, send_file};
-use super::segment::{Broken, Consumer, Ends, FASTBOX_BYTES, Fastboxes, Producer, RING_BYTES, Sleep};
+use super::segment::{Broken, Consumer, Ends, FASTBOX_BYTES, Fastboxes, NoRoom, Producer, RING_BYTES, Sleep};
 use super::single_copy;
 use crate::cpu::CacheLine;
 use crate::host_memory::{peer_of, read_process};
@@ -55,11 +55,22 @@ pub(crate) enum StreamEnd {
     Closed,
     /// The peer has corrupted the memory.
     Broken,
+    /// The system has no memory for the pages of the ring.
+    NoMemory,
 }
 
 impl From<Broken> for StreamEnd {
     fn from(_: Broken) -> Self {
         Self::Broken
+    }
+}
+
+impl From<NoRoom> for StreamEnd {
+    fn from(reason: NoRoom) -> Self {
+        match reason {
+            NoRoom::Broken => Self::Broken,
+            NoRoom::NoMemory => Self::NoMemory,
+        }
     }
 }
 
