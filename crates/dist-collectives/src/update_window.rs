@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Mutex;
 
+use bytemuck::Pod;
 use dist_transport::shm_group::{WordSize, WordUpdate};
 
 use crate::call::WindowStep;
@@ -137,12 +138,15 @@ impl Communicator {
     /// memory. The communicator is lost.
     #[doc(alias = "MPI_Win_create")]
     #[doc(alias = "MPI_Win_fence")]
-    pub fn open_updates<T: Element>(self, buffer: Buffer<T>) -> Result<UpdateWindow<T>, Failed<Buffer<T>>> {
+    pub fn open_updates<T: Pod + Send + Sync>(
+        self,
+        buffer: Buffer<T>,
+    ) -> Result<UpdateWindow<T>, Failed<Buffer<T>>> {
         UpdateWindow::open(self, buffer, None)
     }
 }
 
-impl<T: Element> UpdateWindow<T> {
+impl<T: Pod + Send + Sync> UpdateWindow<T> {
     /// Opens a window for updates. `least` is an access to the buffers that an earlier epoch found.
     pub(crate) fn open(
         mut comm: Communicator,

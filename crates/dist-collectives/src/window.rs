@@ -3,10 +3,12 @@
 use std::fmt;
 use std::ops::{Deref, Range};
 
+use bytemuck::Pod;
+
 use crate::call::WindowStep;
 use crate::engine::{WindowAccess, WindowBuffer, copy};
 use crate::window_service::{ServedReads, WindowRequest, WindowService};
-use crate::{Buffer, Call, Communicator, Element, Error, Failed, Result, UpdateWindow};
+use crate::{Buffer, Call, Communicator, Error, Failed, Result, UpdateWindow};
 
 /// A buffer of every rank that all ranks of a group can read, at any time. No buffer may change before all ranks have
 /// [closed](Self::close) their windows. The rank that owns the memory does nothing for a read, and can compute at
@@ -69,7 +71,7 @@ impl Communicator {
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce).
     #[doc(alias = "MPI_Win_create")]
-    pub fn can_open<T: Element>(&mut self, buffer: &Buffer<T>) -> Result<bool> {
+    pub fn can_open<T: Pod>(&mut self, buffer: &Buffer<T>) -> Result<bool> {
         self.call(|engine, options| engine.can_open(buffer.ownership(), options))
     }
 
@@ -81,12 +83,12 @@ impl Communicator {
     /// returned unchanged, and the communicator is lost.
     #[doc(alias = "MPI_Win_fence")]
     #[doc(alias = "MPI_Win_create")]
-    pub fn open<T: Element>(self, buffer: Buffer<T>) -> Result<Window<T>, Failed<Buffer<T>>> {
+    pub fn open<T: Pod + Send + Sync>(self, buffer: Buffer<T>) -> Result<Window<T>, Failed<Buffer<T>>> {
         Window::open(self, buffer, None)
     }
 }
 
-impl<T: Element> Window<T> {
+impl<T: Pod + Send + Sync> Window<T> {
     /// Opens a window. `known` is the access to the buffers, if an earlier epoch found it.
     pub(crate) fn open(
         mut comm: Communicator,
@@ -278,7 +280,7 @@ pub(crate) fn range_in_window(
 }
 
 /// Dereferences to this rank's own elements.
-impl<T: Element> Deref for Window<T> {
+impl<T: Pod + Send + Sync> Deref for Window<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {

@@ -8,6 +8,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use bytemuck::Pod;
 use dist_transport::runtime::{Deadline, Task};
 use dist_transport::shm_group::{WordSize, WordUpdate};
 use dist_transport::{Cause, Chain, Runtime};
@@ -15,7 +16,7 @@ use dist_transport::{Cause, Chain, Runtime};
 use crate::call::WindowStep;
 use crate::engine::{CallOptions, Engine};
 use crate::settings::Settings;
-use crate::{Buffer, Call, Communicator, Element, Error, Result};
+use crate::{Buffer, Call, Communicator, Error, Result};
 
 /// The channels of windows that threads serve. A communicator keeps them between windows.
 pub(crate) struct ServiceChannels {
@@ -173,7 +174,7 @@ impl<M: ServedMemory> WindowService<M> {
 
     /// Ends the epoch, after all ranks' requests on all memories are served. Returns the call that ends it, and the memory.
     /// Every rank calls this with the same `step`.
-    pub(crate) fn end<T: Element>(
+    pub(crate) fn end<T: Pod + Send + Sync>(
         mut self,
         (len, step): (usize, WindowStep),
         comm: &mut Communicator,
@@ -282,7 +283,7 @@ impl<T> ServedUpdates<T> {
     }
 }
 
-impl<T: Element> ServedMemory for ServedUpdates<T> {
+impl<T: Pod + Send + Sync> ServedMemory for ServedUpdates<T> {
     fn serve(&self, request: WindowRequest, payload: &[u8]) -> Option<Vec<u8>> {
         let mut buffer = lock(&self.0);
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut buffer);
@@ -308,7 +309,7 @@ impl<T: Element> ServedMemory for ServedUpdates<T> {
 /// The buffer of an epoch in which ranks read.
 pub(crate) struct ServedReads<T>(pub(crate) Buffer<T>);
 
-impl<T: Element> ServedMemory for ServedReads<T> {
+impl<T: Pod + Send + Sync> ServedMemory for ServedReads<T> {
     fn serve(&self, request: WindowRequest, _: &[u8]) -> Option<Vec<u8>> {
         let WindowRequest::Read { start, bytes } = request else { return None };
         let all: &[u8] = bytemuck::cast_slice(&self.0[..]);

@@ -29,6 +29,7 @@ use std::marker::PhantomData;
 use std::ops::{Deref, Range};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
+use bytemuck::Pod;
 use dist_algos::direct::{
     self, DirectMemory, DirectPlan, DirectStep, ExposedMemory, OwnMemory, ReductionKernel, verify,
 };
@@ -41,7 +42,7 @@ use dist_transport::{Error as TransportError, Fingerprint, LazyDeadline, Rank, R
 
 use crate::buffer::LentBuffer;
 use crate::digest::digest;
-use crate::{Buffer, Call, Element};
+use crate::{Buffer, Call};
 
 /// A plan that was proven for this number of ranks, with the steps of one rank.
 #[derive(Debug)]
@@ -378,7 +379,7 @@ const OPENED: u32 = 1;
 /// The number of signals of a rank that has closed its window.
 const CLOSED: u32 = 2;
 
-impl<T: Element> WindowBuffer<T> {
+impl<T: Pod + Send + Sync> WindowBuffer<T> {
     /// Wraps the buffer of a world of one rank.
     pub(super) const fn alone(buffer: Buffer<T>) -> Self {
         Self { shared: None, views: Vec::new(), buffer }
@@ -499,7 +500,7 @@ fn open_with_others(shm_group: &mut dyn ShmGroup, rank: Rank, due: &LazyDeadline
     Ok(())
 }
 
-impl<T: Element> Deref for WindowBuffer<T> {
+impl<T: Pod + Send + Sync> Deref for WindowBuffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -518,7 +519,7 @@ pub(crate) struct UpdatedBuffer<T> {
     element: PhantomData<T>,
 }
 
-impl<T: Element> UpdatedBuffer<T> {
+impl<T: Pod + Send + Sync> UpdatedBuffer<T> {
     const WORD: WordSize = WordSize::of_element(size_of::<T>());
 
     /// Lends a buffer to all ranks, and waits until every other rank has done the same. After an error the buffer is

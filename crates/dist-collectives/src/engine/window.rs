@@ -4,6 +4,7 @@
 //! twice: when its memory may be accessed, and when it makes no more accesses. The caller decides how long the epoch
 //! lasts. Without this access, an epoch begins and ends with messages, and a thread of each rank serves its memory.
 
+use bytemuck::Pod;
 use dist_algos::direct::{DirectCollective, Ownership};
 use dist_transport::shm_group::{Reach, ShmGroup, WordUpdate};
 use dist_transport::{Cause, Chain, LazyDeadline};
@@ -12,7 +13,7 @@ use super::direct_access::{UpdatedBuffer, WindowBuffer};
 use super::plan_cache::{CallKey, Collective};
 use super::{CallOptions, Engine};
 use crate::call::WindowStep;
-use crate::{Buffer, Call, Element, Error, Operation, ReduceKind, ReduceOp, Result};
+use crate::{Buffer, Call, Error, Operation, ReduceKind, ReduceOp, Result};
 
 /// The access that all ranks have to the buffers of all other ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,7 +62,7 @@ impl Engine {
     /// same buffers found it.
     ///
     /// Without access, the ranks have compared the calls. Otherwise they compare them when they expose their buffers.
-    pub(crate) fn begin_epoch<T: Element>(
+    pub(crate) fn begin_epoch<T: Pod + Send + Sync>(
         &mut self,
         (len, step): (usize, WindowStep),
         (here, known): (Ownership, Option<WindowAccess>),
@@ -84,7 +85,7 @@ impl Engine {
     }
 
     /// Waits until all ranks end an epoch of a window whose memory threads serve. Returns the call.
-    pub(crate) fn end_epoch<T: Element>(
+    pub(crate) fn end_epoch<T: Pod + Send + Sync>(
         &mut self,
         (len, step): (usize, WindowStep),
         options: &CallOptions<'_>,
@@ -104,7 +105,7 @@ impl Engine {
 
     /// Opens a window in this call: exposes this rank's buffer for reading, and waits until every other rank has done the
     /// same. All ranks have [access](WindowAccess::Read) to each other's buffers.
-    pub(crate) fn open_window<T: Element>(
+    pub(crate) fn open_window<T: Pod + Send + Sync>(
         &mut self,
         call: &Call,
         buffer: Buffer<T>,
@@ -124,7 +125,7 @@ impl Engine {
     }
 
     /// Copies elements of another rank's buffer. `from` is the rank and the index of the first element.
-    pub(crate) fn read_window<T: Element>(
+    pub(crate) fn read_window<T: Pod + Send + Sync>(
         &mut self,
         (call, open): (&Call, &WindowBuffer<T>),
         from: (usize, usize),
@@ -136,7 +137,7 @@ impl Engine {
     }
 
     /// Closes a window: waits until no rank reads any more.
-    pub(crate) fn close_window<T: Element>(
+    pub(crate) fn close_window<T: Pod + Send + Sync>(
         &mut self,
         (call, open): (&Call, &mut WindowBuffer<T>),
         due: &LazyDeadline<'_>,
@@ -151,7 +152,7 @@ impl Engine {
 
     /// Opens a window for updates in this call: lends this rank's buffer to all ranks, and waits until every other rank
     /// has done the same. All buffers are [mapped](WindowAccess::Mapped). After an error the buffer may be empty.
-    pub(crate) fn open_updates<T: Element>(
+    pub(crate) fn open_updates<T: Pod + Send + Sync>(
         &mut self,
         call: &Call,
         buffer: &mut Buffer<T>,
@@ -167,7 +168,7 @@ impl Engine {
     }
 
     /// Stores elements into a rank's buffer. `there` is the rank and the index of the first element.
-    pub(crate) fn put<T: Element>(
+    pub(crate) fn put<T: Pod + Send + Sync>(
         &mut self,
         (call, open): (&Call, &UpdatedBuffer<T>),
         there: (usize, usize),
@@ -179,7 +180,7 @@ impl Engine {
     }
 
     /// Performs an atomic operation on an element. `there` is the rank and the index of the element.
-    pub(crate) fn update<T: Element>(
+    pub(crate) fn update<T: Pod + Send + Sync>(
         &mut self,
         (call, open): (&Call, &UpdatedBuffer<T>),
         there: (usize, usize),
@@ -191,7 +192,7 @@ impl Engine {
     }
 
     /// Closes a window for updates: waits until no rank changes a buffer any more, and returns this rank's buffer.
-    pub(crate) fn close_updates<T: Element>(
+    pub(crate) fn close_updates<T: Pod + Send + Sync>(
         &mut self,
         (call, open): (&Call, UpdatedBuffer<T>),
         due: &LazyDeadline<'_>,
@@ -224,7 +225,7 @@ impl Engine {
 }
 
 /// Returns the key of a window of this many elements per rank. Its steps are those of a barrier.
-fn window<T: Element>(len: usize, step: WindowStep) -> CallKey {
+fn window<T: Pod + Send + Sync>(len: usize, step: WindowStep) -> CallKey {
     CallKey::of::<T>(Collective::Direct(DirectCollective::Barrier), len, 0, step as u64)
 }
 

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use bytemuck::Pod;
 use dist_collectives::tuning::Operation;
-use dist_collectives::{AtomicInteger, Buffer, Communicator, Complex, Element, Error, Window, bf16};
+use dist_collectives::{AtomicInteger, Buffer, Communicator, Complex, Error, Window, bf16};
 use dist_transport::sim::{self, Fault, Link, When};
 use rstest::rstest;
 
@@ -12,7 +13,7 @@ use crate::worlds::{Network, run};
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Returns the elements of a rank.
-fn read<T: Element>(window: &mut Window<T>, rank: usize) -> Vec<T> {
+fn read<T: Pod + PartialEq + Send + Sync>(window: &mut Window<T>, rank: usize) -> Vec<T> {
     let mut elements = vec![T::zeroed(); window.len()];
     window.read(rank, 0, &mut elements).unwrap();
     if let Ok(view) = window.view(rank) {
@@ -52,7 +53,7 @@ fn elements_that_every_rank_puts_are_read_after_the_fence() {
 }
 
 /// Returns a communicator and a buffer of zeros.
-fn zeros<T: Element>(mut comm: Communicator, len: usize) -> (Communicator, Buffer<T>) {
+fn zeros<T: Pod + Send + Sync>(mut comm: Communicator, len: usize) -> (Communicator, Buffer<T>) {
     let own = comm.alloc::<T>(len).unwrap();
     (comm, own)
 }
@@ -124,7 +125,7 @@ fn sums_wrap_around_within_the_size_of_an_element() {
 }
 
 /// Puts two values of a type into the next rank's buffer.
-fn put_some<T: Element>(comm: Communicator, values: [T; 2]) -> Communicator {
+fn put_some<T: Pod + PartialEq + Send + Sync>(comm: Communicator, values: [T; 2]) -> Communicator {
     let (comm, own) = zeros::<T>(comm, 3);
     let mut updates = comm.open_updates(own).unwrap();
     let next = (updates.rank() + 1) % updates.world_size();
@@ -142,7 +143,9 @@ fn elements_of_any_type_are_put() {
             let comm = put_some(comm, [-1_i64, 2]);
             let comm = put_some(comm, [0.5_f64, 2.5]);
             let comm = put_some(comm, [Complex::new(0.5_f64, 2.5), Complex::new(1.0, -1.0)]);
-            put_some(comm, [bf16::from_f32(0.5), bf16::ONE]);
+            let comm = put_some(comm, [bf16::from_f32(0.5), bf16::ONE]);
+            let comm = put_some(comm, [[1_u16, 2, 3], [4, 5, 6]]);
+            put_some(comm, [[1_u64, 2, 3], [4, 5, 6]]);
         });
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use bytemuck::Pod;
 use dist_collectives::tuning::{Algorithm, Operation};
 use dist_collectives::{Buffer, Communicator, Element, Error, ReduceOp, bf16};
 use rstest::rstest;
@@ -135,13 +136,14 @@ fn elements_of_any_type_are_read() {
             let comm = read_some(comm, [1_u8, 2]);
             let comm = read_some(comm, [-1_i64, 2]);
             let comm = read_some(comm, [0.5_f64, 2.5]);
-            read_some(comm, [bf16::from_f32(0.5), bf16::ONE]);
+            let comm = read_some(comm, [bf16::from_f32(0.5), bf16::ONE]);
+            read_some(comm, [[1_u16, 2, 3], [4, 5, 6]]);
         });
     }
 }
 
 /// Reads the other rank's number; ranks 0 and 1 have one each.
-fn read_some<T: Element>(mut comm: Communicator, numbers: [T; 2]) -> Communicator {
+fn read_some<T: Pod + PartialEq + Send + Sync>(mut comm: Communicator, numbers: [T; 2]) -> Communicator {
     let mut own = comm.alloc(3).unwrap();
     own.fill(numbers[comm.rank()]);
     let mut window = comm.open(own).unwrap();
