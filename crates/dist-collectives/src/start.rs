@@ -9,10 +9,13 @@ use crate::{Buffer, Communicator, Element, Operation, ReduceOp, Result};
 
 /// # Operations that do not block
 ///
-/// Every operation on slices has a `start_` form, and so have `broadcast_value`, `gather_values` and
-/// `all_gather_values`. A `start_` method returns at once. It takes its memory as a [`Buffer`], which the operation
-/// owns while it runs. [`Pending::wait`] returns the output: the same memory if the operation works in place,
-/// otherwise new memory. After an error it returns the input.
+/// These operations have a `start_` form: the collectives on slices, `send`, `recv`, `recv_vec`, `recv_any`,
+/// `recv_any_vec`, `send_recv`, `batch`, `broadcast_value`, `gather_values` and `all_gather_values`. Others block, such as
+/// reductions by a [`CustomOp`](crate::CustomOp), `all_to_all_vec`, and messages of [`Strided`](crate::Strided) elements.
+///
+/// A `start_` method returns at once. It takes its memory as a [`Buffer`], which the operation owns while it runs.
+/// [`Pending::wait`] returns the output: the same memory if the operation works in place, otherwise new memory. After an
+/// error it returns the input.
 ///
 /// Collectives are executed one after the other, in the order of starts and calls. A blocking collective, a fork and a
 /// subgroup first complete the collectives that were started before them. All ranks must start or call the same
