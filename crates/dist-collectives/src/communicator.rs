@@ -495,7 +495,6 @@ impl Communicator {
     /// });
     /// assert_eq!(outcome.results[1], 30);
     /// ```
-    #[doc(alias = "MPI_ANY_TAG")]
     pub fn with_tag(&mut self, tag: u32) -> Scoped<'_> {
         let before = mem::replace(&mut self.settings.tag, tag);
         Scoped { communicator: self, before: SavedSetting::Tag(before) }
@@ -558,7 +557,6 @@ impl Communicator {
     /// If the list is empty, repeats a rank, or contains a rank that does not exist.
     #[doc(alias = "MPI_Comm_create")]
     #[doc(alias = "new_group")]
-    #[doc(alias = "MPI_Comm_create_group")]
     pub fn subgroup(&mut self, members: &[usize]) -> Result<Option<Self>> {
         let Some(transport) = self.engine()?.fork(members)? else { return Ok(None) };
         let group = self.child(transport);

@@ -44,12 +44,10 @@ pub enum ReduceOp {
     /// The bits that are set in all elements. Integers only.
     #[doc(alias = "MPI_BAND")]
     #[doc(alias = "BAND")]
-    #[doc(alias = "MPI_LAND")]
     And,
     /// The bits that are set in any element. Integers only.
     #[doc(alias = "MPI_BOR")]
     #[doc(alias = "BOR")]
-    #[doc(alias = "MPI_LOR")]
     Or,
     /// The bits that are set in an odd number of elements. Integers only.
     #[doc(alias = "MPI_BXOR")]

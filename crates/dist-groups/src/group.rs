@@ -50,7 +50,6 @@ impl Group {
     /// If the list is empty, repeats a rank, or contains a rank that the parent does not have. Every rank gets the
     /// same error.
     #[doc(alias = "MPI_Comm_create")]
-    #[doc(alias = "MPI_Comm_create_group")]
     #[doc(alias = "new_group")]
     #[doc(alias = "new_subgroups_by_enumeration")]
     pub fn new(parent: &mut Communicator, members: &[usize]) -> Result<Option<Self>> {
