@@ -248,9 +248,11 @@ impl<M: Params> Ddp<M> {
         self.engine.passes.in_step(self.engine.micro_batches + micro_batch)
     }
 
-    engine_methods!(gradients);
-    engine_methods!(mode);
-    engine_methods!(model M);
+    engine_methods!(pub gradients);
+    engine_methods!(pub update);
+    engine_methods!(pub mode);
+    engine_methods!(pub communicator);
+    engine_methods!(pub model M);
 
     /// Ends the training and returns the communicator and the model.
     pub fn into_parts(self) -> (Communicator, M) {

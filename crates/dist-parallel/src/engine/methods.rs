@@ -1,17 +1,23 @@
 //! The methods that trainers pass on to their [`StepEngine`](super::StepEngine), written once.
 
-/// Defines public methods of a trainer that has a field `engine`.
+/// Defines methods that pass a call on to the engine: those of a type, with `pub`, or those of its implementation of
+/// [`Trainer`](crate::trainer::Trainer), without.
 ///
-/// All trainers use `mode`. Trainers with mean gradients use `gradients`. Trainers with the whole model use `model`, with the
+/// The engine is the field `engine`, unless two expressions of `this` return it. All types use `mode`. Types with mean
+/// gradients use `gradients`, and `update` if all ranks update together. Types with the whole model use `model`, with the
 /// model's type.
 macro_rules! engine_methods {
-    (gradients) => {
+    ($visibility:vis gradients) => {
+        $crate::engine::engine_methods!($visibility gradients, |this| this.engine, this.engine);
+    };
+    ($visibility:vis gradients, |$this:ident| $engine:expr, $engine_mut:expr) => {
         /// Returns the names of the trained parameters on this rank for which no micro-batch of the last step had a
         /// gradient on any rank. An update leaves them unchanged. After the first step they are logged as a warning,
         /// because a block may have forgotten to report them.
         #[doc(alias = "find_unused_parameters")]
-        pub fn without_gradient(&self) -> Vec<&str> {
-            self.engine.without_gradient()
+        $visibility fn without_gradient(&self) -> Vec<&str> {
+            let $this = self;
+            $engine.without_gradient()
         }
 
         /// Returns the Euclidean norm of all gradients as one vector. It is rounded once, so its bits do not depend on
@@ -20,8 +26,9 @@ macro_rules! engine_methods {
         /// # Errors
         /// [`StepPanicked`](crate::Error::StepPanicked) if a step has panicked and no step has succeeded since.
         /// Communication fails.
-        pub fn gradient_norm(&mut self) -> $crate::Result<f64> {
-            self.engine.gradient_norm()
+        $visibility fn gradient_norm(&mut self) -> $crate::Result<f64> {
+            let $this = self;
+            $engine_mut.gradient_norm()
         }
 
         /// Scales all gradients by one factor so that their norm is at most `max`. Returns the norm before. Nothing
@@ -30,16 +37,19 @@ macro_rules! engine_methods {
         /// # Errors
         /// The errors of [`gradient_norm`](Self::gradient_norm).
         #[doc(alias = "clip_grad_norm_")]
-        pub fn clip_gradients(&mut self, max: f64) -> $crate::Result<f64> {
-            self.engine.clip_gradients(max)
+        $visibility fn clip_gradients(&mut self, max: f64) -> $crate::Result<f64> {
+            let $this = self;
+            $engine_mut.clip_gradients(max)
         }
 
         /// Scales all gradients by a factor, for example that of a [`LossScaler`](crate::optim::LossScaler). It needs no
         /// communication. All ranks call it with the same factor, and the next step compares it.
-        pub fn scale_gradients(&mut self, factor: f64) {
-            self.engine.scale_gradients(factor);
+        $visibility fn scale_gradients(&mut self, factor: f64) {
+            let $this = self;
+            $engine_mut.scale_gradients(factor);
         }
-
+    };
+    ($visibility:vis update) => {
         /// Updates the parameters by their gradients. Parameters without a gradient stay unchanged. Every rank calls
         /// this. The optimizer receives this rank's shard of each parameter as a slice, whose number is the parameter's
         /// index in the whole model, and keeps state for the shard only.
@@ -47,7 +57,7 @@ macro_rules! engine_methods {
         /// # Errors
         /// The model does not hand out its parameters, or the optimizer or communication fails.
         /// [`StepPanicked`](crate::Error::StepPanicked) if a step has panicked and no step has succeeded since.
-        pub fn update(&mut self, optimizer: &mut dyn $crate::Optimizer) -> $crate::Result<()> {
+        $visibility fn update(&mut self, optimizer: &mut dyn $crate::Optimizer) -> $crate::Result<()> {
             self.engine.update(optimizer)
         }
 
@@ -59,22 +69,28 @@ macro_rules! engine_methods {
         /// # Errors
         /// The errors of [`update`](Self::update).
         #[doc(alias = "skip_nan")]
-        pub fn update_if_finite(&mut self, optimizer: &mut dyn $crate::Optimizer) -> $crate::Result<bool> {
+        $visibility fn update_if_finite(&mut self, optimizer: &mut dyn $crate::Optimizer) -> $crate::Result<bool> {
             self.engine.update_if_finite(optimizer)
         }
     };
-    (mode) => {
+    ($visibility:vis mode) => {
+        $crate::engine::engine_methods!($visibility mode, |this| this.engine);
+    };
+    ($visibility:vis mode, |$this:ident| $engine_mut:expr) => {
         /// Sets forwards outside of steps and evaluations to training mode, which blocks receive as a
         /// [`Pass`](crate::model::Pass). A step is always in training mode, an evaluation never.
-        pub fn train(&mut self) {
-            self.engine.set_training(true);
+        $visibility fn train(&mut self) {
+            let $this = self;
+            $engine_mut.set_training(true);
         }
 
         /// Sets forwards outside of steps and evaluations to evaluation mode. Every trainer begins with it.
-        pub fn eval(&mut self) {
-            self.engine.set_training(false);
+        $visibility fn eval(&mut self) {
+            let $this = self;
+            $engine_mut.set_training(false);
         }
-
+    };
+    (pub communicator) => {
         /// Returns the communicator. In a pipeline, it is that between the stages.
         pub const fn communicator(&self) -> &dist_collectives::Communicator {
             &self.engine.world
@@ -86,7 +102,7 @@ macro_rules! engine_methods {
             &mut self.engine.world
         }
     };
-    (model $model:ty) => {
+    (pub model $model:ty) => {
         /// Returns the model. Its parameters may be freed if the strategy shards them.
         pub fn model(&self) -> &$model {
             &self.engine.stage().model

@@ -157,9 +157,11 @@ impl<A> Fsdp<A> {
         self.engine.gradient(parameter)
     }
 
-    engine_methods!(gradients);
-    engine_methods!(mode);
-    engine_methods!(model Sequence<A>);
+    engine_methods!(pub gradients);
+    engine_methods!(pub update);
+    engine_methods!(pub mode);
+    engine_methods!(pub communicator);
+    engine_methods!(pub model Sequence<A>);
 
     /// Sets this rank's shard of all parameters from one flat slice. It contains the shards of the parameters one
     /// after the other, in the order of the plan's units, without buffers. Every rank calls this.

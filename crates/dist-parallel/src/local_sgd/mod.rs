@@ -532,8 +532,9 @@ impl<M: Params> LocalSgd<M> {
         self.traffic
     }
 
-    engine_methods!(mode);
-    engine_methods!(model M);
+    engine_methods!(pub mode);
+    engine_methods!(pub communicator);
+    engine_methods!(pub model M);
 
     /// Continues after this number of steps.
     pub(crate) fn set_steps(&mut self, steps: u64) {

@@ -282,8 +282,10 @@ impl<A> Pipeline<A> {
         &self.engine.model_infos
     }
 
-    engine_methods!(gradients);
-    engine_methods!(mode);
+    engine_methods!(pub gradients);
+    engine_methods!(pub update);
+    engine_methods!(pub mode);
+    engine_methods!(pub communicator);
 
     /// Returns the schedule.
     pub const fn schedule(&self) -> &PipelineSchedule {

@@ -1,48 +1,17 @@
-//! The methods of [`Trainer`](super::Trainer) that trainers pass on to their step engine, written once.
+//! The methods of [`Trainer`](super::Trainer) that trainers of a whole model have in common.
 
-/// Defines methods of an implementation of [`Trainer`](super::Trainer). An expression of `this` has the engine.
+/// Defines methods of an implementation of [`Trainer`](super::Trainer) by a type with the field `engine`.
 ///
-/// All trainers use `gradients`. Trainers with the whole model use `model`. Trainers use `rounds` if their ranks compute the
-/// micro-batches of a step together.
+/// Trainers with the whole model use `model`. Trainers use `rounds` if their ranks compute the micro-batches of a step
+/// together.
 macro_rules! trainer_methods {
-    (gradients, |$this:ident| $engine:expr, $engine_mut:expr) => {
-        fn infos(&self) -> &[$crate::ParamInfo] {
-            let $this = self;
-            &$engine.model_infos
-        }
-
-        fn gradient_norm(&mut self) -> $crate::Result<f64> {
-            let $this = self;
-            $engine_mut.gradient_norm()
-        }
-
-        fn clip_gradients(&mut self, max: f64) -> $crate::Result<f64> {
-            let $this = self;
-            $engine_mut.clip_gradients(max)
-        }
-
-        fn scale_gradients(&mut self, factor: f64) {
-            let $this = self;
-            $engine_mut.scale_gradients(factor);
-        }
-
-        fn without_gradient(&self) -> Vec<&str> {
-            let $this = self;
-            $engine.without_gradient()
-        }
-
-        fn train(&mut self) {
-            let $this = self;
-            $engine_mut.set_training(true);
-        }
-
-        fn eval(&mut self) {
-            let $this = self;
-            $engine_mut.set_training(false);
-        }
-    };
     (model) => {
-        $crate::trainer::methods::trainer_methods!(gradients, |this| this.engine, this.engine);
+        $crate::engine::engine_methods!(gradients);
+        $crate::engine::engine_methods!(mode);
+
+        fn infos(&self) -> &[$crate::ParamInfo] {
+            &self.engine.model_infos
+        }
 
         fn communicator(&self) -> &dist_collectives::Communicator {
             &self.engine.world
@@ -61,6 +30,8 @@ macro_rules! trainer_methods {
         }
     };
     (rounds $block:path) => {
+        $crate::engine::engine_methods!(update);
+
         fn step_batches(
             &mut self,
             micro_batches: usize,
@@ -91,14 +62,6 @@ macro_rules! trainer_methods {
             evaluation: $crate::trainer::Evaluation<'_, A>,
         ) -> $crate::Result<$crate::StepReport> {
             self.engine.evaluate(micro_batches, Work::of_evaluation($block, evaluation))
-        }
-
-        fn update(&mut self, optimizer: &mut dyn $crate::Optimizer) -> $crate::Result<()> {
-            self.engine.update(optimizer)
-        }
-
-        fn update_if_finite(&mut self, optimizer: &mut dyn $crate::Optimizer) -> $crate::Result<bool> {
-            self.engine.update_if_finite(optimizer)
         }
 
         fn shards(&mut self) -> $crate::Result<&mut dyn $crate::checkpoint::Shards> {

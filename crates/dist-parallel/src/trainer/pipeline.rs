@@ -6,14 +6,14 @@ use std::ops::Range;
 
 use dist_collectives::Communicator;
 
-use super::methods::trainer_methods;
 use super::{Batches, Computation, Evaluation, StageCopies, Strategy, Trainer};
 use crate::checkpoint::Shards;
-use crate::engine::{StepEngine, Work};
+use crate::engine::{StepEngine, Work, engine_methods};
 use crate::fsdp::{Precision, follow};
 use crate::pipeline::{Activations, Pipeline, ScheduleKind, split_into_stages};
 use crate::{
-    BucketHook, Error, Optimizer, Result, Sequence, StepDescriptor, StepReport, TrainingCall, Values,
+    BucketHook, Error, Optimizer, ParamInfo, Result, Sequence, StepDescriptor, StepReport, TrainingCall,
+    Values,
 };
 
 /// One pipeline of all ranks, or several pipelines of neighbouring ranks.
@@ -125,7 +125,12 @@ impl<A> PipelineTrainer<A> {
 }
 
 impl<A: 'static> Trainer<A> for PipelineTrainer<A> {
-    trainer_methods!(gradients, |this| this.pipeline.engine, this.following().engine);
+    engine_methods!(gradients, |this| this.pipeline.engine, this.following().engine);
+    engine_methods!(mode, |this| this.following().engine);
+
+    fn infos(&self) -> &[ParamInfo] {
+        self.pipeline.infos()
+    }
 
     fn strategy(&self) -> Strategy {
         self.strategy
