@@ -17,6 +17,7 @@ use rstest::rstest;
 
 use crate::checkpoint::{TrainingWay, WAYS};
 use crate::join::STRATEGIES;
+use crate::plain::params_in_slots;
 
 /// A block that adds a weight to the first two input values, counts its forwards and sums its inputs.
 struct Counter {
@@ -64,19 +65,7 @@ impl Counter {
     }
 }
 
-impl Params for Counter {
-    fn infos(&self) -> &[ParamInfo] {
-        &self.infos
-    }
-
-    fn slots(&self) -> &[Slot] {
-        &self.slots
-    }
-
-    fn slots_mut(&mut self) -> &mut [Slot] {
-        &mut self.slots
-    }
-}
+params_in_slots!(Counter);
 
 impl Block<Vec<f32>> for Counter {
     fn forward(&mut self, input: Vec<f32>) -> Result<(Vec<f32>, Saved), BoxError> {

@@ -1,5 +1,6 @@
 //! The training of many ranks compared with one process: equal to the last bit.
 
+use crate::join::tree;
 use crate::plain::{self, Rows, bits, micro_batch, model, squared_error};
 use dist_collectives::{Communicator, ReduceOp};
 use dist_parallel::buckets::BucketBytes;
@@ -109,14 +110,6 @@ fn leaf(model: &mut Sequence<Rows>, step: usize, index: usize) -> Vec<f32> {
     model.backward(saved, of_output, &mut ready).unwrap();
     let gradients = owners(model).into_iter().flat_map(|index| std::mem::take(&mut gradients[index]));
     std::iter::once(loss).chain(gradients).collect()
-}
-
-fn tree(leaves: &[Vec<f32>]) -> Vec<f32> {
-    if let [leaf] = leaves {
-        return leaf.clone();
-    }
-    let (left, right) = leaves.split_at(leaves.len().next_power_of_two() / 2);
-    tree(left).into_iter().zip(tree(right)).map(|(left, right)| left + right).collect()
 }
 
 #[rstest]

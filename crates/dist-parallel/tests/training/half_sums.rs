@@ -1,8 +1,6 @@
 //! Gradients of `f16` whose mean is in range and whose sum is not. All trainers sum in `f32` and round the mean to
 //! `f16` once.
 
-use std::slice;
-
 use dist_collectives::{Communicator, ReduceOp};
 use dist_parallel::compress::{BucketGradients, BucketHook, Compression};
 use dist_parallel::fsdp::{Fsdp, FsdpOptions, Precision, ShardingStrategy};
@@ -19,37 +17,21 @@ use proptest::prelude::*;
 use rstest::rstest;
 
 use crate::ddp::optimizer;
-use crate::plain::{Bag, Numbers, Rows, bits};
+use crate::plain::{Bag, Numbers, Rows, bits, params_in_slots, rounded};
 
 /// The input of a micro-batch, a factor of all its gradients.
 struct Steep {
     infos: [ParamInfo; 1],
-    slot: Slot,
+    slots: [Slot; 1],
 }
 
 impl Steep {
     fn new(name: &str, len: usize, dtype: FloatType) -> Self {
-        let slot = match dtype {
-            FloatType::F16 => Slot::from(vec![f16::ONE; len]),
-            _ => Slot::from(vec![1.0_f32; len]),
-        };
-        Self { infos: [ParamInfo::new(name, [len], dtype)], slot }
+        Self { infos: [ParamInfo::new(name, [len], dtype)], slots: [rounded(dtype, &vec![1.0; len])] }
     }
 }
 
-impl Params for Steep {
-    fn infos(&self) -> &[ParamInfo] {
-        &self.infos
-    }
-
-    fn slots(&self) -> &[Slot] {
-        slice::from_ref(&self.slot)
-    }
-
-    fn slots_mut(&mut self) -> &mut [Slot] {
-        slice::from_mut(&mut self.slot)
-    }
-}
+params_in_slots!(Steep);
 
 /// Returns the gradients of a parameter of `len` values in one micro-batch.
 fn leaf(input: f32, len: usize) -> Vec<f16> {

@@ -1,60 +1,37 @@
 //! Models with parameters in half types, which are used, reduced, updated and saved in them, with the bits of one
 //! process.
 
-use std::slice;
-
 use dist_collectives::Communicator;
 use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
 use dist_parallel::model::{Ready, Saved, Slot};
-use dist_parallel::{Block, BoxError, Ddp, DdpOptions, FloatType, ParamInfo, Params, Sequence, Values};
+use dist_parallel::{Block, BoxError, Ddp, DdpOptions, FloatType, ParamInfo, Sequence};
 use dist_transport::sim;
-use half::{bf16, f16};
 use rstest::rstest;
 
 use crate::ddp::optimizer;
-use crate::plain::{Linear, Numbers, Rows, bits, micro_batch, squared_error};
+use crate::plain::{
+    Linear, Numbers, Rows, bits, floats, micro_batch, params_in_slots, rounded, squared_error,
+};
 
 /// A block that scales each column by a parameter of any type, used as f32.
 pub(crate) struct Scale {
     infos: [ParamInfo; 1],
-    slot: Slot,
+    slots: [Slot; 1],
     columns: usize,
 }
 
 impl Scale {
     pub(crate) fn new(name: &str, columns: usize, dtype: FloatType, seed: u64) -> Self {
-        let values = Numbers(seed).take(columns);
-        let slot = match dtype {
-            FloatType::F16 => Slot::from(values.into_iter().map(f16::from_f32).collect::<Vec<_>>()),
-            FloatType::Bf16 => Slot::from(values.into_iter().map(bf16::from_f32).collect::<Vec<_>>()),
-            _ => Slot::from(values),
-        };
-        Self { infos: [ParamInfo::new(format!("{name}.scale"), [columns], dtype)], slot, columns }
+        let infos = [ParamInfo::new(format!("{name}.scale"), [columns], dtype)];
+        Self { infos, slots: [rounded(dtype, &Numbers(seed).take(columns))], columns }
     }
 
     fn factors(&self) -> Result<Vec<f32>, BoxError> {
-        Ok(match self.slot.values()? {
-            Values::F32(values) => values.to_vec(),
-            Values::F64(_) => return Err("these tests have no f64".into()),
-            Values::F16(values) => values.iter().map(|value| value.to_f32()).collect(),
-            Values::Bf16(values) => values.iter().map(|value| value.to_f32()).collect(),
-        })
+        Ok(floats(self.slots[0].values()?))
     }
 }
 
-impl Params for Scale {
-    fn infos(&self) -> &[ParamInfo] {
-        &self.infos
-    }
-
-    fn slots(&self) -> &[Slot] {
-        slice::from_ref(&self.slot)
-    }
-
-    fn slots_mut(&mut self) -> &mut [Slot] {
-        slice::from_mut(&mut self.slot)
-    }
-}
+params_in_slots!(Scale);
 
 impl Block<Rows> for Scale {
     fn forward(&mut self, input: Rows) -> Result<(Rows, Saved), BoxError> {
@@ -74,11 +51,7 @@ impl Block<Rows> for Scale {
         for (row, of_row) in input.chunks(self.columns).zip(gradient.chunks(self.columns)) {
             own.iter_mut().zip(row).zip(of_row).for_each(|((own, x), g)| *own += x * g);
         }
-        match self.infos[0].dtype {
-            FloatType::F16 => ready(0, own.into_iter().map(f16::from_f32).collect::<Vec<_>>()[..].into())?,
-            FloatType::Bf16 => ready(0, own.into_iter().map(bf16::from_f32).collect::<Vec<_>>()[..].into())?,
-            _ => ready(0, own[..].into())?,
-        }
+        ready(0, rounded(self.infos[0].dtype, &own).values()?)?;
         let of_input = gradient.chunks(self.columns);
         Ok(Some(of_input.flat_map(|row| row.iter().zip(&factors).map(|(g, w)| g * w)).collect()))
     }

@@ -13,7 +13,7 @@ use rstest::rstest;
 
 use crate::ddp::{optimizer, options};
 use crate::errors::run_at_once;
-use crate::plain::{Bag, Numbers, Rows, bits, micro_batch, model, squared_error};
+use crate::plain::{Bag, Numbers, Rows, bits, micro_batch, model, params_in_slots, squared_error};
 
 pub(crate) fn tree(leaves: &[Vec<f32>]) -> Vec<f32> {
     if let [leaf] = leaves {
@@ -142,19 +142,7 @@ impl Echo {
     }
 }
 
-impl Params for Echo {
-    fn infos(&self) -> &[ParamInfo] {
-        &self.infos
-    }
-
-    fn slots(&self) -> &[Slot] {
-        &self.slots
-    }
-
-    fn slots_mut(&mut self) -> &mut [Slot] {
-        &mut self.slots
-    }
-}
+params_in_slots!(Echo);
 
 impl Block<Rows> for Echo {
     fn forward(&mut self, input: Rows) -> Result<(Rows, Saved), BoxError> {

@@ -150,14 +150,6 @@ impl Params for Relu {
     fn infos(&self) -> &[ParamInfo] {
         &[]
     }
-
-    fn read(&self, index: usize, _: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
-        Err(format!("there is no parameter {index}").into())
-    }
-
-    fn write(&mut self, index: usize, _: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
-        Err(format!("there is no parameter {index}").into())
-    }
 }
 
 impl Block<Rows> for Relu {
@@ -254,78 +246,74 @@ impl Numbers {
     }
 }
 
+/// Implements [`Params`] for a block with the fields `infos` and `slots`.
+macro_rules! params_in_slots {
+    ($block:ty) => {
+        impl ::dist_parallel::Params for $block {
+            fn infos(&self) -> &[::dist_parallel::ParamInfo] {
+                &self.infos
+            }
+
+            fn slots(&self) -> &[::dist_parallel::model::Slot] {
+                &self.slots
+            }
+
+            fn slots_mut(&mut self) -> &mut [::dist_parallel::model::Slot] {
+                &mut self.slots
+            }
+        }
+    };
+}
+#[allow(unused_imports, reason = "other tests use it")]
+pub(crate) use params_in_slots;
+
+/// Returns these values, rounded to a type.
+pub(crate) fn rounded(dtype: FloatType, values: &[f32]) -> Slot {
+    match dtype {
+        FloatType::F32 => values.to_vec().into(),
+        FloatType::F64 => values.iter().map(|&value| f64::from(value)).collect::<Vec<_>>().into(),
+        FloatType::F16 => values.iter().map(|&value| f16::from_f32(value)).collect::<Vec<_>>().into(),
+        FloatType::Bf16 => values.iter().map(|&value| bf16::from_f32(value)).collect::<Vec<_>>().into(),
+    }
+}
+
+/// Returns values of any type as `f32`.
+#[allow(clippy::cast_possible_truncation, reason = "master parameters in f64 are compared as f32")]
+pub(crate) fn floats(values: Values<'_>) -> Vec<f32> {
+    match values {
+        Values::F32(values) => values.to_vec(),
+        Values::F64(values) => values.iter().map(|&value| value as f32).collect(),
+        Values::F16(values) => values.iter().map(|value| value.to_f32()).collect(),
+        Values::Bf16(values) => values.iter().map(|value| value.to_f32()).collect(),
+    }
+}
+
 /// Parameters of any type, without a computation.
 pub(crate) struct Bag {
     infos: Vec<ParamInfo>,
-    memory: Vec<Typed>,
-}
-
-enum Typed {
-    F32(Vec<f32>),
-    F64(Vec<f64>),
-    F16(Vec<f16>),
-    Bf16(Vec<bf16>),
-}
-
-impl Typed {
-    fn new(dtype: FloatType, values: &[f32]) -> Self {
-        match dtype {
-            FloatType::F32 => Self::F32(values.to_vec()),
-            FloatType::F64 => Self::F64(values.iter().map(|&value| value.into()).collect()),
-            FloatType::F16 => Self::F16(values.iter().map(|&value| f16::from_f32(value)).collect()),
-            FloatType::Bf16 => Self::Bf16(values.iter().map(|&value| bf16::from_f32(value)).collect()),
-        }
-    }
-
-    fn values(&self) -> Values<'_> {
-        match self {
-            Self::F32(values) => Values::F32(values),
-            Self::F64(values) => Values::F64(values),
-            Self::F16(values) => Values::F16(values),
-            Self::Bf16(values) => Values::Bf16(values),
-        }
-    }
+    slots: Vec<Slot>,
 }
 
 impl Bag {
     pub(crate) fn new(infos: Vec<ParamInfo>, seed: u64) -> Self {
         let mut numbers = Numbers(seed);
-        let memory = infos.iter().map(|info| Typed::new(info.dtype, &numbers.take(info.len()))).collect();
-        Self { infos, memory }
+        let slots = infos.iter().map(|info| rounded(info.dtype, &numbers.take(info.len()))).collect();
+        Self { infos, slots }
     }
 
     /// Returns the values of one parameter.
     pub(crate) fn values(&self, index: usize) -> Values<'_> {
-        self.memory[index].values()
+        self.slots[index].values().unwrap()
     }
 
     /// Reports a gradient for every parameter, different for every number.
     pub(crate) fn report(&self, number: usize, ready: &mut Ready<'_>) -> Result<f32, BoxError> {
         let mut numbers = Numbers(number as u64);
         for (index, info) in self.infos.iter().enumerate().rev() {
-            ready(index, Typed::new(info.dtype, &numbers.take(info.len())).values())?;
+            ready(index, rounded(info.dtype, &numbers.take(info.len())).values()?)?;
         }
         Ok(numbers.next())
     }
 }
 
-impl Params for Bag {
-    fn infos(&self) -> &[ParamInfo] {
-        &self.infos
-    }
-
-    fn read(&self, index: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
-        f(self.memory[index].values());
-        Ok(())
-    }
-
-    fn write(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
-        f(match &mut self.memory[index] {
-            Typed::F32(values) => ValuesMut::F32(values),
-            Typed::F64(values) => ValuesMut::F64(values),
-            Typed::F16(values) => ValuesMut::F16(values),
-            Typed::Bf16(values) => ValuesMut::Bf16(values),
-        });
-        Ok(())
-    }
-}
+params_in_slots!(Bag);

@@ -11,13 +11,13 @@ use dist_parallel::model::{Ready, Saved, Slot};
 use dist_parallel::optim::{Momentum, Sgd, SgdOptions};
 use dist_parallel::pipeline::{Pipeline, PlainVectors, ScheduleKind, split_into_stages};
 use dist_parallel::trainer::TrainerOptions;
-use dist_parallel::{Block, BoxError, Ddp, Error, FloatType, ParamInfo, Params, Sequence, Values, ValuesMut};
+use dist_parallel::{Block, BoxError, Ddp, Error, FloatType, ParamInfo, Sequence, Values, ValuesMut};
 use dist_transport::sim;
 use half::{bf16, f16};
 use rstest::rstest;
 
 use crate::ddp::options;
-use crate::plain::{Linear, Numbers, Relu, Rows, squared_error};
+use crate::plain::{Linear, Numbers, Relu, Rows, floats, params_in_slots, squared_error};
 
 /// A block that adds a weighted sum of its parameters to its input. It has a parameter of each type. It reports no
 /// gradient of the first one in micro-batches whose input begins with a negative number.
@@ -46,19 +46,7 @@ const fn weight(index: usize) -> f32 {
     [0.25, -0.5, 0.75, 1.0, -1.25][index]
 }
 
-impl Params for Mixed {
-    fn infos(&self) -> &[ParamInfo] {
-        &self.infos
-    }
-
-    fn slots(&self) -> &[Slot] {
-        &self.slots
-    }
-
-    fn slots_mut(&mut self) -> &mut [Slot] {
-        &mut self.slots
-    }
-}
+params_in_slots!(Mixed);
 
 impl Block<Rows> for Mixed {
     fn forward(&mut self, input: Rows) -> Result<(Rows, Saved), BoxError> {
@@ -86,16 +74,6 @@ impl Block<Rows> for Mixed {
             ready(0, Values::F16(&[0, 1, 2].map(|index| f16::from_f32(of_values[index]))))?;
         }
         Ok(Some(gradient))
-    }
-}
-
-#[allow(clippy::cast_possible_truncation, reason = "master parameters in f64 are compared as f32")]
-fn floats(values: Values<'_>) -> Vec<f32> {
-    match values {
-        Values::F32(values) => values.to_vec(),
-        Values::F64(values) => values.iter().map(|&value| value as f32).collect(),
-        Values::F16(values) => values.iter().map(|value| value.to_f32()).collect(),
-        Values::Bf16(values) => values.iter().map(|value| value.to_f32()).collect(),
     }
 }
 

@@ -14,7 +14,7 @@ use dist_transport::sim;
 use super::{
     MICRO_BATCHES, RANKS, STRATEGIES, Setup, assert_close, batch, blocks, f32s, layers, values_or_reason,
 };
-use crate::plain::{Rows, micro_batch, model, squared_error};
+use crate::plain::{Rows, micro_batch, model, params_in_slots, squared_error};
 
 /// A feature: its name in the table, a training that uses it, and the comparison of the result with one process.
 pub(super) struct Feature {
@@ -97,19 +97,7 @@ impl Extra {
     }
 }
 
-impl Params for Extra {
-    fn infos(&self) -> &[ParamInfo] {
-        &self.infos
-    }
-
-    fn slots(&self) -> &[Slot] {
-        &self.slots
-    }
-
-    fn slots_mut(&mut self) -> &mut [Slot] {
-        &mut self.slots
-    }
-}
+params_in_slots!(Extra);
 
 impl Block<Rows> for Extra {
     fn forward(&mut self, input: Rows) -> Result<(Rows, Saved), BoxError> {
