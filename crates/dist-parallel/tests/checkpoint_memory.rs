@@ -6,6 +6,7 @@ use dist_parallel::checkpoint::Checkpoints;
 use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
 use dist_parallel::model::{Ready, Saved, Slot};
 use dist_parallel::optim::{AdamW, AdamWOptions, Momentum, OptimizerState as _, Sgd, SgdOptions};
+use dist_parallel::trainer::Trainer;
 use dist_parallel::{
     Block, BoxError, Ddp, DdpOptions, FloatType, ParamInfo, Params, Sequence, Values, ValuesMut,
 };
@@ -126,31 +127,27 @@ fn allocated(tensors: usize, strategy: Option<ShardingStrategy>) -> [u64; 4] {
         let mut adamw = AdamW::new(AdamWOptions::default()).unwrap();
         let mut checkpoints = Checkpoints::at(&path);
         let measure = |program: &mut dyn FnMut()| allocation_counter::measure(program).bytes_total;
-        macro_rules! train {
-            ($begin:expr) => {{
-                let mut trainer = None;
-                let begun = measure(&mut || trainer = Some($begin.unwrap()));
-                let mut trainer = trainer.unwrap();
-                let trained = measure(&mut || {
-                    trainer.step(2, |_| Ok((vec![0.0], |out: Vec<f32>| Ok((0.0_f32, out))))).unwrap();
-                    trainer.update(&mut adamw).unwrap();
-                });
-                let saved = measure(&mut || checkpoints.save(&mut trainer, Some(&adamw), 1).unwrap());
-                let loaded = measure(&mut || {
-                    assert_eq!(checkpoints.load(&mut trainer, Some(&mut adamw)).unwrap(), Some(1));
-                });
-                [begun, trained, saved, loaded]
-            }};
-        }
-        let mut comm = Some(comm);
-        let mut comm = || comm.take().unwrap();
-        match strategy {
-            None => train!(Ddp::new(comm(), Small::new(tensors), DdpOptions::default())),
-            Some(strategy) => {
-                let model = || Sequence::new(vec![Box::new(Small::new(tensors)) as Box<dyn Block<_>>]);
-                train!(Fsdp::new(comm(), model().unwrap(), &FsdpOptions::new(strategy)))
-            }
-        }
+        let (mut comm, mut trainer) = (Some(comm), None);
+        let begun = measure(&mut || {
+            let comm = comm.take().unwrap();
+            let model = Sequence::new(vec![Box::new(Small::new(tensors)) as Box<dyn Block<_>>]).unwrap();
+            trainer = Some(match strategy {
+                None => {
+                    Box::new(Ddp::new(comm, model, DdpOptions::default()).unwrap()) as Box<dyn Trainer<_>>
+                }
+                Some(strategy) => Box::new(Fsdp::new(comm, model, &FsdpOptions::new(strategy)).unwrap()),
+            });
+        });
+        let mut trainer = trainer.unwrap();
+        let trained = measure(&mut || {
+            trainer.step(2, |_| Ok((vec![0.0], |out: Vec<f32>| Ok((0.0_f32, out))))).unwrap();
+            trainer.update(&mut adamw).unwrap();
+        });
+        let saved = measure(&mut || trainer.save(&mut checkpoints, Some(&adamw), 1).unwrap());
+        let loaded = measure(&mut || {
+            assert_eq!(trainer.load(&mut checkpoints, Some(&mut adamw)).unwrap(), Some(1));
+        });
+        [begun, trained, saved, loaded]
     });
     outcome.results[1]
 }

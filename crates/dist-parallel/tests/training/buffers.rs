@@ -9,6 +9,7 @@ use dist_parallel::local_sgd::{LocalSgd, LocalSgdOptions};
 use dist_parallel::model::{BufferSync, Ready, Saved, Slot};
 use dist_parallel::optim::{Sgd, SgdOptions};
 use dist_parallel::pipeline::{Pipeline, PlainVectors, ScheduleKind, split_into_stages};
+use dist_parallel::trainer::Trainer;
 use dist_parallel::{
     Block, BoxError, Ddp, DdpOptions, Error, FloatType, ParamInfo, Params, Sequence, Values, ValuesMut,
 };
@@ -121,28 +122,19 @@ fn f64s(values: Values<'_>) -> Vec<f64> {
     }
 }
 
-/// Returns the counts of the second block, after a use of the trainer.
-macro_rules! with_trainer {
-    ($way:expr, $comm:expr, $model:expr, |$trainer:ident| $body:expr) => {
-        match $way {
-            TrainingWay::Ddp => {
-                let mut $trainer = Ddp::new($comm, $model, DdpOptions::default()).unwrap();
-                $body
-            }
-            TrainingWay::Sharded(strategy) => {
-                let mut $trainer = Fsdp::new($comm, $model, &FsdpOptions::new(strategy)).unwrap();
-                $body
-            }
-        }
-    };
+/// Returns the counts of the second block.
+fn count_of(model: &Sequence<Vec<f32>>) -> Vec<f64> {
+    let mut found = Vec::new();
+    model.read(3 + COUNT, &mut |values| found = f64s(values)).unwrap();
+    found
 }
 
-macro_rules! count_of {
-    ($trainer:expr) => {{
-        let mut found = Vec::new();
-        $trainer.model().read(3 + COUNT, &mut |values| found = f64s(values)).unwrap();
-        found
-    }};
+/// Returns all parameters in order.
+fn parameters(trainer: &mut dyn Trainer<Vec<f32>>) -> Vec<(usize, Vec<f64>)> {
+    let mut found = Vec::new();
+    trainer.for_each_parameter(&mut |index, values| found.push((index, f64s(values)))).unwrap();
+    found.sort_by_key(|(index, _)| *index);
+    found
 }
 
 /// Returns the number of forwards in a step and the sum of its inputs for each rank.
@@ -176,14 +168,13 @@ fn a_block_that_counts_its_forwards_counts_the_same_under_every_strategy(
     let way = WAYS[way];
     let outcome = sim::run(1, 4, move |transport| {
         let (comm, model) = (Communicator::new(transport), model(sync, dtype));
-        with_trainer!(way, comm, model, |trainer| {
-            let mut optimizer = sgd();
-            for _ in 0..3 {
-                trainer.step(8, batch).unwrap();
-                trainer.update(&mut optimizer).unwrap();
-            }
-            count_of!(trainer)
-        })
+        let mut trainer = way.trainer(comm, model, FsdpOptions::default());
+        let mut optimizer = sgd();
+        for _ in 0..3 {
+            trainer.step(8, batch).unwrap();
+            trainer.update(&mut optimizer).unwrap();
+        }
+        count_of(trainer.model().unwrap())
     });
     let of_ranks = of_ranks(way, 4, 8);
     let mean = |place: usize| of_ranks.iter().map(|of_rank| of_rank[place]).sum::<f64>() / 4.0;
@@ -209,7 +200,7 @@ fn a_block_in_a_pipeline_counts_as_in_one_process(#[values(1, 2)] ranks: usize) 
             ddp.step(8, batch).unwrap();
             ddp.update(&mut sgd()).unwrap();
         }
-        count_of!(ddp)
+        count_of(ddp.model())
     });
     let outcome = sim::run(1, ranks, move |transport| {
         let (comm, model) = (Communicator::new(transport), model(BufferSync::Broadcast, FloatType::F64));
@@ -240,7 +231,7 @@ fn buffers_are_whole_and_in_memory_between_steps(#[values(0, 1, 2, 3, 4)] strate
         let options = FsdpOptions::new(STRATEGIES[strategy]).with_units(Units::OneForAll);
         let mut fsdp = Fsdp::new(Communicator::new(transport), model, &options).unwrap();
         fsdp.step(4, batch).unwrap();
-        assert_eq!(count_of!(fsdp), [1.0, 1.0]);
+        assert_eq!(count_of(fsdp.model()), [1.0, 1.0]);
         assert_eq!(fsdp.gradient(COUNT), None);
         let mut seen = Vec::new();
         fsdp.for_each_parameter(|index, values| seen.push((index, values.len()))).unwrap();
@@ -248,11 +239,8 @@ fn buffers_are_whole_and_in_memory_between_steps(#[values(0, 1, 2, 3, 4)] strate
         assert_eq!(seen, [(0, 5), (1, 2), (2, 3), (3, 5), (4, 2), (5, 3)]);
         // Blocks have their buffers in an evaluation too, and keep its counts.
         fsdp.forward(vec![0.0]).unwrap();
-        assert_eq!(count_of!(fsdp), [2.0, 1.0]);
-        let (_, model) = fsdp.into_parts().unwrap();
-        let mut found = Vec::new();
-        model.read(3 + COUNT, &mut |values| found = f64s(values)).unwrap();
-        found
+        assert_eq!(count_of(fsdp.model()), [2.0, 1.0]);
+        count_of(&fsdp.into_parts().unwrap().1)
     });
     assert_eq!(outcome.results, vec![vec![2.0, 1.0]; 4]);
 }
@@ -268,15 +256,13 @@ fn buffers_come_from_ranks_that_have_gone_forward(
     let outcome = sim::run(1, 4, move |transport| {
         let comm = Communicator::new(transport);
         let own = usize::from(comm.rank() >= 2);
-        let model = model(sync, FloatType::F32);
-        with_trainer!(way, comm, model, |trainer| {
-            if joins {
-                trainer.join(own, batch).unwrap().unwrap();
-            } else {
-                trainer.step(1, batch).unwrap();
-            }
-            count_of!(trainer)
-        })
+        let mut trainer = way.trainer(comm, model(sync, FloatType::F32), FsdpOptions::default());
+        if joins {
+            trainer.join(own, batch).unwrap().unwrap();
+        } else {
+            trainer.step(1, batch).unwrap();
+        }
+        count_of(trainer.model().unwrap())
     });
     assert_eq!(outcome.results, vec![vec![1.0, 1.0]; 4]);
 }
@@ -288,7 +274,7 @@ fn accumulated_micro_batches_synchronise_buffers_too() {
         let mut ddp = Ddp::new(Communicator::new(transport), model, DdpOptions::default()).unwrap();
         ddp.accumulate(4, batch).unwrap();
         ddp.synchronise().unwrap();
-        count_of!(ddp)
+        count_of(ddp.model())
     });
     assert_eq!(outcome.results, vec![vec![2.0, 3.0]; 2]);
 }
@@ -312,7 +298,7 @@ fn local_sgd_synchronises_buffers_at_synchronisation_points(
             Ok(1.0)
         };
         local.step_with(step).unwrap();
-        count_of!(local)
+        count_of(local.model())
     });
     assert_eq!(outcome.results, expected.map(Vec::from));
 }
@@ -321,15 +307,11 @@ fn save(directory: &Path, way: TrainingWay, ranks: usize) -> Vec<Vec<(usize, Vec
     let directory = directory.to_owned();
     let program = move |transport| {
         let (comm, model) = (Communicator::new(transport), model(BufferSync::Local, FloatType::F64));
-        with_trainer!(way, comm, model, |trainer| {
-            trainer.step(8, batch).unwrap();
-            trainer.update(&mut sgd()).unwrap();
-            Checkpoints::at(&directory).save(&mut trainer, Some(&sgd()), 1).unwrap();
-            let mut found = Vec::new();
-            trainer.for_each_parameter(|index, values| found.push((index, f64s(values)))).unwrap();
-            found.sort_by_key(|(index, _)| *index);
-            found
-        })
+        let mut trainer = way.trainer(comm, model, FsdpOptions::default());
+        trainer.step(8, batch).unwrap();
+        trainer.update(&mut sgd()).unwrap();
+        trainer.save(&mut Checkpoints::at(&directory), Some(&sgd()), 1).unwrap();
+        parameters(&mut *trainer)
     };
     sim::run(1, ranks, program).results
 }
@@ -346,13 +328,9 @@ fn a_checkpoint_has_rank_0_s_buffers_and_gives_them_to_every_rank_of_any_strateg
     let (directory, way) = (folder.path().to_owned(), WAYS[loaded_by]);
     let loaded = sim::run(1, ranks, move |transport| {
         let (comm, model) = (Communicator::new(transport), model(BufferSync::Local, FloatType::F64));
-        with_trainer!(way, comm, model, |trainer| {
-            Checkpoints::at(&directory).load(&mut trainer, Some(&mut sgd())).unwrap();
-            let mut found = Vec::new();
-            trainer.for_each_parameter(|index, values| found.push((index, f64s(values)))).unwrap();
-            found.sort_by_key(|(index, _)| *index);
-            found
-        })
+        let mut trainer = way.trainer(comm, model, FsdpOptions::default());
+        trainer.load(&mut Checkpoints::at(&directory), Some(&mut sgd())).unwrap();
+        parameters(&mut *trainer)
     });
     for (rank, found) in loaded.results.iter().enumerate() {
         assert_eq!(*found, saved[0], "rank {rank}");
@@ -371,12 +349,11 @@ fn a_frozen_parameter_that_differs_is_that_of_rank_0_or_an_error(#[values(0, 1, 
         let comm = Communicator::new(transport);
         let is_first = comm.rank() == 0;
         let model = meddling(FROZEN, if is_first { 1.0 } else { 2.0 });
-        with_trainer!(way, comm, model, |trainer| {
-            trainer.step(4, batch)?;
-            trainer.update(&mut sgd()).unwrap();
-            Checkpoints::at(&directory).save(&mut trainer, Some(&sgd()), 1).unwrap();
-            Ok(())
-        })
+        let mut trainer = way.trainer(comm, model, FsdpOptions::default());
+        trainer.step(4, batch)?;
+        trainer.update(&mut sgd()).unwrap();
+        trainer.save(&mut Checkpoints::at(&directory), Some(&sgd()), 1).unwrap();
+        Ok(())
     });
     if is_lost {
         let named = |result: &Result<(), Error>| matches!(result, Err(Error::ChangedByBlock { parameter }) if parameter == "b.frozen");

@@ -10,7 +10,7 @@ use dist_parallel::half::bf16;
 use dist_parallel::optim::schedule::{self, Decay};
 use dist_parallel::optim::{AdamW, AdamWOptions, Momentum, Optimizer, Sgd, SgdOptions};
 use dist_parallel::trainer::Trainer;
-use dist_parallel::{Ddp, DdpOptions, FloatType, ParamInfo, Params, Values};
+use dist_parallel::{Ddp, DdpOptions, FloatType, ParamInfo, Params, Sequence, Values};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -22,6 +22,24 @@ use crate::plain::{Bag, Rows, bits, micro_batch, model, squared_error};
 pub(crate) enum TrainingWay {
     Ddp,
     Sharded(ShardingStrategy),
+}
+
+impl TrainingWay {
+    /// Returns a trainer of this kind. `Ddp` uses none of the options.
+    pub(crate) fn trainer<A: 'static>(
+        self,
+        comm: Communicator,
+        model: Sequence<A>,
+        mut options: FsdpOptions,
+    ) -> Box<dyn Trainer<A>> {
+        match self {
+            Self::Ddp => Box::new(Ddp::new(comm, model, DdpOptions::default()).unwrap()),
+            Self::Sharded(strategy) => {
+                options.strategy = strategy;
+                Box::new(Fsdp::new(comm, model, &options).unwrap())
+            }
+        }
+    }
 }
 
 pub(crate) const WAYS: [TrainingWay; 6] = [
@@ -66,17 +84,6 @@ fn end(trainer: Box<dyn Trainer<Rows>>) -> Vec<u32> {
     bits(&trainer.into_parts().unwrap().1[0])
 }
 
-fn trainer(comm: Communicator, way: TrainingWay, seed: u64, options: FsdpOptions) -> Box<dyn Trainer<Rows>> {
-    match way {
-        TrainingWay::Ddp => Box::new(Ddp::new(comm, model(seed), DdpOptions::default()).unwrap()),
-        TrainingWay::Sharded(strategy) => {
-            let options =
-                FsdpOptions::new(strategy).with_precision(options.precision).with_units(options.units);
-            Box::new(Fsdp::new(comm, model(seed), &options).unwrap())
-        }
-    }
-}
-
 /// Trains from the newest checkpoint, or from the beginning, up to a step, and saves.
 pub(crate) fn train(
     directory: &Path,
@@ -92,7 +99,7 @@ pub(crate) fn train(
         let mut optimizer = optimizer(name);
         // A new training starts with other values, so that the load has an effect.
         let seed = if checkpoints.steps().unwrap().is_empty() { 7 } else { 99 };
-        let mut trainer = trainer(comm, way, seed, FsdpOptions::default());
+        let mut trainer = way.trainer(comm, model(seed), FsdpOptions::default());
         let done = checkpoints.load(trainer.shards().unwrap(), Some(&mut *optimizer)).unwrap();
         for step in done.unwrap_or(0) + 1..=until {
             self::step(&mut *trainer, step, &mut *optimizer);
@@ -131,7 +138,7 @@ fn state_and_trained_parameters_alone_are_saved_and_loaded_by_every_strategy(
     let run = |way: TrainingWay, seed: u64, loads: bool| {
         let directory = folder.path().to_owned();
         let program = move |transport| {
-            let mut trainer = trainer(Communicator::new(transport), way, seed, FsdpOptions::default());
+            let mut trainer = way.trainer(Communicator::new(transport), model(seed), FsdpOptions::default());
             let mut checkpoints = Checkpoints::at(&directory).only_trained().only_finite();
             if loads {
                 checkpoints.load(trainer.shards().unwrap(), None).unwrap();
@@ -192,8 +199,11 @@ fn a_half_precision_model_goes_on_from_its_full_precision_parameters(
     let run = |ranks: usize, from: u64, until: u64| {
         let (path, options) = (directory.path().to_owned(), options.clone());
         let program = move |transport| {
-            let mut trainer =
-                trainer(Communicator::new(transport), TrainingWay::Sharded(strategy), from, options.clone());
+            let mut trainer = TrainingWay::Sharded(strategy).trainer(
+                Communicator::new(transport),
+                model(from),
+                options.clone(),
+            );
             let mut checkpoints = Checkpoints::at(&path);
             let mut optimizer = optimizer("adamw");
             if from > 0 {
@@ -220,7 +230,7 @@ fn the_parameters_that_a_consolidated_file_has_are_the_models() {
     let file = directory.path().join("model.safetensors");
     Checkpoints::at(directory.path()).consolidate(None, &file).unwrap();
     let program = move |transport| {
-        let mut trainer = trainer(Communicator::new(transport), way, 99, FsdpOptions::default());
+        let mut trainer = way.trainer(Communicator::new(transport), model(99), FsdpOptions::default());
         trainer.load_weights(&file, &WeightOptions::new()).unwrap();
         end(trainer)
     };
@@ -243,16 +253,16 @@ fn half_precision_weights_of_other_names_are_loaded_by_every_strategy(
     }
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("model.safetensors");
-    let model = model(7);
+    let saved = model(7);
     let mut tensors = vec![("lm_head.weight".to_owned(), vec![1], vec![0; 2])];
     let mut expected = Vec::new();
-    for (index, info) in model.infos().iter().enumerate() {
+    for (index, info) in saved.infos().iter().enumerate() {
         let mut halves = Vec::new();
         let mut keep = |values: Values<'_>| match values {
             Values::F32(values) => halves.extend(values.iter().copied().map(bf16::from_f32)),
             other => panic!("the model is not {}", other.dtype()),
         };
-        model.read(index, &mut keep).unwrap();
+        saved.read(index, &mut keep).unwrap();
         expected.extend(halves.iter().map(|half| half.to_f32().to_bits()));
         let bytes = halves.iter().flat_map(|half| half.to_le_bytes()).collect();
         if info.same_as.is_none() {
@@ -264,7 +274,7 @@ fn half_precision_weights_of_other_names_are_loaded_by_every_strategy(
         .map(|(name, shape, bytes)| (&**name, TensorView::new(Dtype::BF16, shape.clone(), bytes).unwrap()));
     std::fs::write(&file, safetensors::serialize(views, None).unwrap()).unwrap();
     let program = move |transport| {
-        let mut trainer = trainer(Communicator::new(transport), way, 99, FsdpOptions::default());
+        let mut trainer = way.trainer(Communicator::new(transport), model(99), FsdpOptions::default());
         let options = WeightOptions::new().rename("model.", "").convert().ignore("lm_head.");
         let report = trainer.load_weights(&file, &options).unwrap();
         assert_eq!(report.left_out, ["lm_head.weight"]);
@@ -284,22 +294,12 @@ fn accumulated_gradients_are_not_lost_by_a_save(#[values(0, 1, 3)] way: usize) {
     let outcome = sim::run(1, 2, move |transport| {
         let comm = Communicator::new(transport);
         let mut checkpoints = Checkpoints::at(&path);
-        macro_rules! refused {
-            ($trainer:expr) => {{
-                let mut trainer = $trainer.unwrap();
-                trainer.accumulate(2, batch).unwrap();
-                let refused = checkpoints.save(&mut trainer, None, 1).unwrap_err().to_string();
-                trainer.synchronise().unwrap();
-                checkpoints.save(&mut trainer, None, 2).unwrap();
-                refused
-            }};
-        }
-        match WAYS[way] {
-            TrainingWay::Ddp => refused!(Ddp::new(comm, model(1), DdpOptions::default())),
-            TrainingWay::Sharded(strategy) => {
-                refused!(Fsdp::new(comm, model(1), &FsdpOptions::new(strategy)))
-            }
-        }
+        let mut trainer = WAYS[way].trainer(comm, model(1), FsdpOptions::default());
+        trainer.accumulate(2, batch).unwrap();
+        let refused = trainer.save(&mut checkpoints, None, 1).unwrap_err().to_string();
+        trainer.step(0, batch).unwrap();
+        trainer.save(&mut checkpoints, None, 2).unwrap();
+        refused
     });
     for refused in outcome.results {
         assert!(refused.contains("the gradients of 2 accumulated micro-batches"), "{refused}");

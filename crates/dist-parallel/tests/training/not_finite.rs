@@ -1,92 +1,33 @@
 //! Steps whose gradients are not finite, and the scaler of losses that reacts to them.
 
 use dist_collectives::Communicator;
-use dist_parallel::checkpoint::{Checkpoints, Shards};
-use dist_parallel::fsdp::{Fsdp, FsdpOptions, Precision};
-use dist_parallel::optim::{LossScaler, LossScalerOptions, Optimizer, Sgd, SgdOptions};
-use dist_parallel::pipeline::{Pipeline, PlainVectors, ScheduleKind};
-use dist_parallel::{Block, BoxError, Ddp, DdpOptions, Error, FloatType, Result, Sequence, Values};
+use dist_parallel::checkpoint::Checkpoints;
+use dist_parallel::fsdp::{FsdpOptions, Precision};
+use dist_parallel::optim::{LossScaler, LossScalerOptions, Sgd, SgdOptions};
+use dist_parallel::pipeline::PlainVectors;
+use dist_parallel::trainer::{Trainer, TrainerOptions};
+use dist_parallel::{Block, Error, FloatType, Result, Sequence};
 use dist_transport::sim;
 use rstest::rstest;
 
-use crate::checkpoint::{TrainingWay, WAYS};
+use crate::checkpoint::WAYS;
 use crate::halves::Scale;
-use crate::plain::Rows;
+use crate::plain::{Rows, floats};
 
-/// The common interface of all trainers.
-trait Trainer: Shards {
-    /// Takes a step of four micro-batches. The last one alone has gradients: four times `gradient`.
-    fn step(&mut self, gradient: f32) -> Result<()>;
-    fn norm(&mut self) -> f64;
-    fn scale(&mut self, factor: f64);
-    fn update(&mut self, optimizer: &mut dyn Optimizer);
-    fn update_if_finite(&mut self, optimizer: &mut dyn Optimizer) -> bool;
-    fn values(&mut self) -> Vec<f32>;
-}
-
-/// The input of a micro-batch of one row of ones.
-fn input() -> Rows {
-    vec![1.0; 2]
-}
-
-fn differentiate(index: usize, gradient: f32) -> Result<(f32, Rows), BoxError> {
-    Ok((0.0, vec![if index == 3 { 4.0 * gradient } else { 0.0 }; 2]))
-}
-
-macro_rules! trainer {
-    ($trainer:ty, |$own:ident, $gradient:ident| $step:expr, |$norm:ident| $of_norm:expr) => {
-        impl Trainer for $trainer {
-            fn step(&mut self, $gradient: f32) -> Result<()> {
-                let $own = self;
-                $step.map(drop)
-            }
-
-            fn norm(&mut self) -> f64 {
-                let $norm = self.gradient_norm();
-                $of_norm
-            }
-
-            fn scale(&mut self, factor: f64) {
-                self.scale_gradients(factor);
-            }
-
-            fn update(&mut self, optimizer: &mut dyn Optimizer) {
-                <$trainer>::update(self, optimizer).unwrap();
-            }
-
-            fn update_if_finite(&mut self, optimizer: &mut dyn Optimizer) -> bool {
-                <$trainer>::update_if_finite(self, optimizer).unwrap()
-            }
-
-            fn values(&mut self) -> Vec<f32> {
-                let mut all = Vec::new();
-                self.for_each_parameter(|_, values| match values {
-                    Values::F32(values) => all.extend(values),
-                    Values::F16(values) => all.extend(values.iter().map(|value| value.to_f32())),
-                    other => panic!("the model is not {}", other.dtype()),
-                })
-                .unwrap();
-                all
-            }
-        }
+/// Takes a step of four micro-batches. The last one alone has gradients: four times `gradient`.
+fn step(trainer: &mut dyn Trainer<Rows>, gradient: f32) -> Result<()> {
+    let batch = |index| {
+        let of_output = if index == 3 { 4.0 * gradient } else { 0.0 };
+        Ok((vec![1.0; 2], move |_| Ok((0.0, vec![of_output; 2]))))
     };
+    trainer.step(4, batch).map(drop)
 }
 
-trainer!(
-    Ddp<Sequence<Rows>>,
-    |own, gradient| Self::step(own, 4, |index| Ok((input(), move |_| differentiate(index, gradient)))),
-    |norm| norm.unwrap()
-);
-trainer!(
-    Fsdp<Rows>,
-    |own, gradient| Self::step(own, 4, |index| Ok((input(), move |_| differentiate(index, gradient)))),
-    |norm| norm.unwrap()
-);
-trainer!(
-    Pipeline<Rows>,
-    |own, gradient| Self::step(own, |_| Ok(input()), |index, _| differentiate(index, gradient)),
-    |norm| norm.unwrap()
-);
+fn values(trainer: &mut dyn Trainer<Rows>) -> Vec<f32> {
+    let mut all = Vec::new();
+    trainer.for_each_parameter(&mut |_, values| all.extend(floats(values))).unwrap();
+    all
+}
 
 /// The number of the pipeline among the ways to train.
 const PIPELINE: usize = WAYS.len();
@@ -98,17 +39,13 @@ fn model(dtype: FloatType) -> Sequence<Rows> {
     Sequence::new(vec![scale("first", dtype, 1), scale("second", dtype, 2)]).unwrap()
 }
 
-fn trainer(comm: Communicator, way: usize, dtype: FloatType) -> Box<dyn Trainer> {
+fn trainer(comm: Communicator, way: usize, dtype: FloatType) -> Box<dyn Trainer<Rows>> {
     let precision = Precision { master: Some(FloatType::F32), reduce: Some(FloatType::F32) };
     match WAYS.get(way) {
-        Some(TrainingWay::Ddp) => Box::new(Ddp::new(comm, model(dtype), DdpOptions::default()).unwrap()),
-        Some(&TrainingWay::Sharded(strategy)) => {
-            let options = FsdpOptions::new(strategy).with_precision(precision);
-            Box::new(Fsdp::new(comm, model(dtype), &options).unwrap())
-        }
+        Some(way) => way.trainer(comm, model(dtype), FsdpOptions::default().with_precision(precision)),
         None => {
-            let schedule = ScheduleKind::OneForwardOneBackward.schedule(2, 4).unwrap();
-            Box::new(Pipeline::new(comm, model(dtype), schedule, &[0..1, 1..2], PlainVectors).unwrap())
+            let options = TrainerOptions::new("pipeline:1f1b".parse().unwrap()).with_micro_batches(4);
+            options.build(comm, model(dtype), PlainVectors).unwrap()
         }
     }
 }
@@ -133,9 +70,9 @@ fn a_step_with_gradients_that_are_not_finite_is_skipped_on_all_ranks(
         let mut optimizer = sgd(0.5);
         let mut steps = Vec::new();
         for gradient in [1.0, odd, 1.0] {
-            trainer.step(gradient).unwrap();
-            let is_applied = trainer.update_if_finite(&mut optimizer);
-            steps.push((is_applied, trainer.values()));
+            step(&mut *trainer, gradient).unwrap();
+            let is_applied = trainer.update_if_finite(&mut optimizer).unwrap();
+            steps.push((is_applied, values(&mut *trainer)));
         }
         steps
     });
@@ -167,18 +104,18 @@ const LEARNING_RATE: f64 = (1 << 22) as f64;
 
 /// Takes steps with these gradients. Returns them with whether each was applied, and the scale after it.
 fn trained(
-    trainer: &mut dyn Trainer,
+    trainer: &mut dyn Trainer<Rows>,
     scaler: &mut LossScaler,
     steps: &[(f32, bool, f64)],
 ) -> Vec<(f32, bool, f64)> {
     let mut optimizer = sgd(LEARNING_RATE);
     let mut seen = Vec::new();
     for &(gradient, ..) in steps {
-        trainer.step(scaled(gradient, scaler)).unwrap();
-        let factor = scaler.end_step(trainer.norm());
+        step(trainer, scaled(gradient, scaler)).unwrap();
+        let factor = scaler.end_step(trainer.gradient_norm().unwrap());
         if let Some(factor) = factor {
-            trainer.scale(factor);
-            trainer.update(&mut optimizer);
+            trainer.scale_gradients(factor);
+            trainer.update(&mut optimizer).unwrap();
         }
         seen.push((gradient, factor.is_some(), scaler.scale()));
     }
@@ -200,12 +137,12 @@ fn the_loss_scaler_makes_the_decisions_of_a_hand_computed_sequence_on_all_ranks(
         let mut scaler = LossScaler::new(OPTIONS).unwrap();
         let mut seen = trained(&mut *first, &mut scaler, &SEQUENCE[..3]);
         checkpoints.set_state("loss scaler", &scaler).unwrap();
-        checkpoints.save(&mut *first, None, 3).unwrap();
+        first.save(&mut checkpoints, None, 3).unwrap();
         let mut second = trainer(comm, way, dtype);
-        checkpoints.load(&mut *second, None).unwrap();
+        second.load(&mut checkpoints, None).unwrap();
         let mut scaler = checkpoints.state("loss scaler").unwrap();
         seen.extend(trained(&mut *second, &mut scaler, &SEQUENCE[3..]));
-        (seen, second.values())
+        (seen, values(&mut *second))
     });
     for (seen, values) in &outcome.results {
         if dtype == FloatType::F16 {
@@ -226,18 +163,18 @@ fn a_half_precision_model_learns_from_gradients_that_vanish_or_overflow_without_
     let run = move |scale: Option<f32>| {
         let outcome = sim::run(1, 2, move |transport| {
             let mut trainer = trainer(Communicator::new(transport), way, FloatType::F16);
-            let before = trainer.values();
+            let before = values(&mut *trainer);
             match scale {
                 None => drop(trained(&mut *trainer, &mut LossScaler::new(OPTIONS).unwrap(), &SEQUENCE)),
                 Some(scale) => {
-                    trainer.step(TINY * scale).unwrap();
-                    trainer.update(&mut sgd(LEARNING_RATE));
-                    let vanished = trainer.values() == before;
-                    trainer.step(LARGE * scale).unwrap();
-                    assert!(vanished != trainer.norm().is_infinite());
+                    step(&mut *trainer, TINY * scale).unwrap();
+                    trainer.update(&mut sgd(LEARNING_RATE)).unwrap();
+                    let vanished = values(&mut *trainer) == before;
+                    step(&mut *trainer, LARGE * scale).unwrap();
+                    assert!(vanished != trainer.gradient_norm().unwrap().is_infinite());
                 }
             }
-            (before, trainer.values())
+            (before, values(&mut *trainer))
         });
         outcome.results
     };
@@ -256,17 +193,17 @@ fn training_in_f32_has_the_same_bits_with_and_without_a_scaler(#[values(0, 1, 3,
         let mut with = trainer(comm.fork().unwrap(), way, FloatType::F32);
         let mut without = trainer(comm, way, FloatType::F32);
         let (mut scaler, mut optimizer) = (LossScaler::new(OPTIONS).unwrap(), sgd(0.1));
-        for step in 1..6_u8 {
-            let gradient = 0.3 / f32::from(step);
-            with.step(scaled(gradient, &scaler)).unwrap();
-            let factor = scaler.end_step(with.norm()).unwrap();
-            with.scale(factor);
-            with.update(&mut optimizer);
-            without.step(gradient).unwrap();
-            without.update(&mut optimizer);
+        for number in 1..6_u8 {
+            let gradient = 0.3 / f32::from(number);
+            step(&mut *with, scaled(gradient, &scaler)).unwrap();
+            let factor = scaler.end_step(with.gradient_norm().unwrap()).unwrap();
+            with.scale_gradients(factor);
+            with.update(&mut optimizer).unwrap();
+            step(&mut *without, gradient).unwrap();
+            without.update(&mut optimizer).unwrap();
         }
         assert!(scaler.scale() > OPTIONS.scale);
-        (with.values(), without.values())
+        (values(&mut *with), values(&mut *without))
     });
     assert!(outcome.results.iter().all(|(with, without)| with == without), "{:?}", outcome.results);
 }
@@ -277,10 +214,9 @@ fn gradients_that_are_scaled_differently_are_the_same_error_on_every_rank(
 ) {
     let outcome = sim::run(1, 2, move |transport| {
         let mut trainer = trainer(Communicator::new(transport), way, FloatType::F32);
-        trainer.step(1.0).unwrap();
-        let rank = trainer.communicator_mut().rank();
-        trainer.scale(if rank == 1 { 0.5 } else { 2.0 });
-        trainer.step(1.0)
+        step(&mut *trainer, 1.0).unwrap();
+        trainer.scale_gradients(if trainer.rank() == 1 { 0.5 } else { 2.0 });
+        step(&mut *trainer, 1.0)
     });
     for result in outcome.results {
         let Err(Error::SettingsDiffer { rank: 1, setting, there, on_rank_0 }) = result else {

@@ -9,11 +9,13 @@ use dist_parallel::local_sgd::{LocalSgd, LocalSgdOptions};
 use dist_parallel::model::{Pass, Ready, Saved, Slot};
 use dist_parallel::optim::{Sgd, SgdOptions};
 use dist_parallel::pipeline::{Pipeline, PlainVectors, ScheduleKind, split_into_stages};
+use dist_parallel::trainer::Trainer;
 use dist_parallel::{Block, BoxError, Ddp, DdpOptions, FloatType, ParamInfo, Params, Sequence, Values};
 use dist_transport::sim;
 use rstest::rstest;
 
 use crate::checkpoint::{TrainingWay, WAYS};
+use crate::plain::floats;
 
 /// The forwards of the first block of a model.
 type Seen = Arc<Mutex<Vec<Pass>>>;
@@ -111,44 +113,31 @@ fn sgd() -> Sgd {
 
 const MICRO_BATCHES: usize = 4;
 
-/// Calls `$body` with a trainer of this kind, and returns the weights' bits afterwards and what the first block saw.
-macro_rules! with_trainer {
-    ($way:expr, $comm:expr, |$trainer:ident| $body:expr) => {{
-        let (model, seen) = model();
-        let mut bits = Vec::new();
-        let mut read = |index, values: Values<'_>| match values {
-            Values::F32(values) => bits.push((index, values[0].to_bits())),
-            other => panic!("{other:?}"),
-        };
-        match $way {
-            TrainingWay::Ddp => {
-                let mut $trainer = Ddp::new($comm, model, DdpOptions::default()).unwrap();
-                $body;
-                $trainer.for_each_parameter(&mut read).unwrap();
-            }
-            TrainingWay::Sharded(strategy) => {
-                let mut $trainer = Fsdp::new($comm, model, &FsdpOptions::new(strategy)).unwrap();
-                $body;
-                $trainer.for_each_parameter(&mut read).unwrap();
-            }
-        }
-        bits.sort_unstable();
-        (bits, Vec::clone(&seen.lock().unwrap()))
-    }};
+/// Trains a model in this way. Returns the weights' bits afterwards and the forwards of the first block.
+fn trained(
+    way: TrainingWay,
+    comm: Communicator,
+    train: impl FnOnce(&mut dyn Trainer<Vec<f32>>),
+) -> (Bits, Vec<Pass>) {
+    let (model, seen) = model();
+    let mut trainer = way.trainer(comm, model, FsdpOptions::default());
+    train(&mut *trainer);
+    let mut bits = Vec::new();
+    trainer.for_each_parameter(&mut |index, values| bits.push((index, floats(values)[0].to_bits()))).unwrap();
+    bits.sort_unstable();
+    (bits, Vec::clone(&seen.lock().unwrap()))
 }
 
-/// Takes steps with all micro-batches at once, or with the first half accumulated.
-macro_rules! take_steps {
-    ($trainer:ident, $steps:expr, $accumulated:expr) => {
-        for _ in 0..$steps {
-            let first = $accumulated;
-            if first > 0 {
-                $trainer.accumulate(first, |index| Ok((input(index), loss))).unwrap();
-            }
-            $trainer.step(MICRO_BATCHES - first, |index| Ok((input(first + index), loss))).unwrap();
-            $trainer.update(&mut sgd()).unwrap();
+/// Takes steps of this many accumulated micro-batches and the others.
+fn take_steps(trainer: &mut dyn Trainer<Vec<f32>>, steps: usize, accumulated: usize) {
+    for _ in 0..steps {
+        if accumulated > 0 {
+            trainer.accumulate(accumulated, |index| Ok((input(index), loss))).unwrap();
         }
-    };
+        let rest = MICRO_BATCHES - accumulated;
+        trainer.step(rest, |index| Ok((input(accumulated + index), loss))).unwrap();
+        trainer.update(&mut sgd()).unwrap();
+    }
 }
 
 type Bits = Vec<(usize, u32)>;
@@ -156,7 +145,7 @@ type Bits = Vec<(usize, u32)>;
 fn expected(steps: usize) -> Bits {
     let alone = sim::run(1, 1, move |transport| {
         let comm = Communicator::new(transport);
-        with_trainer!(TrainingWay::Ddp, comm, |trainer| take_steps!(trainer, steps, 0)).0
+        trained(TrainingWay::Ddp, comm, |trainer| take_steps(trainer, steps, 0)).0
     });
     alone.results.into_iter().next().unwrap()
 }
@@ -173,7 +162,7 @@ fn a_block_that_depends_on_its_pass_trains_the_same_bits_on_any_number_of_ranks(
         return;
     }
     let outcome = sim::run(1, ranks, move |transport| {
-        with_trainer!(WAYS[way], Communicator::new(transport), |trainer| take_steps!(trainer, 3, accumulated))
+        trained(WAYS[way], Communicator::new(transport), |trainer| take_steps(trainer, 3, accumulated))
     });
     let mut seen: Vec<(u64, usize)> = Vec::new();
     for (bits, passes) in outcome.results {
@@ -209,11 +198,7 @@ fn a_pipeline_tells_every_stage_the_pass_of_each_micro_batch(
         }
         pipeline.evaluate(2, |index| Ok(input(index)), |_, output| Ok(loss(output)?.0)).unwrap();
         let mut bits = Vec::new();
-        let mut read = |index, values: Values<'_>| match values {
-            Values::F32(values) => bits.push((index, values[0].to_bits())),
-            other => panic!("{other:?}"),
-        };
-        pipeline.for_each_parameter(&mut read).unwrap();
+        pipeline.for_each_parameter(|index, values| bits.push((index, floats(values)[0].to_bits()))).unwrap();
         (bits, Vec::clone(&seen.lock().unwrap()))
     });
     let mut bits: Bits = outcome.results.iter().flat_map(|(bits, _)| bits.clone()).collect();
@@ -227,21 +212,35 @@ fn a_pipeline_tells_every_stage_the_pass_of_each_micro_batch(
     assert_eq!(evaluated, [(3, 0), (3, 1)]);
 }
 
+/// Takes steps, and goes forward outside of them, in both modes.
+macro_rules! use_modes {
+    ($trainer:expr) => {
+        let mut trainer = $trainer;
+        trainer.forward(input(0)).unwrap();
+        trainer.train();
+        trainer.forward(input(0)).unwrap();
+        trainer.step(2, |index| Ok((input(index), loss))).unwrap();
+        trainer.eval();
+        trainer.step(2, |index| Ok((input(index), loss))).unwrap();
+        trainer.forward(input(0)).unwrap();
+    };
+}
+
 #[rstest]
 fn steps_train_and_evaluations_do_not_whatever_the_mode_outside_of_them(
     #[values(0, 1, 2, 3, 4, 5)] way: usize,
 ) {
     let outcome = sim::run(1, 2, move |transport| {
-        with_trainer!(WAYS[way], Communicator::new(transport), |trainer| {
-            trainer.forward(input(0)).unwrap();
-            trainer.train();
-            trainer.forward(input(0)).unwrap();
-            trainer.step(2, |index| Ok((input(index), loss))).unwrap();
-            trainer.eval();
-            trainer.step(2, |index| Ok((input(index), loss))).unwrap();
-            trainer.forward(input(0)).unwrap();
-        })
-        .1
+        let (comm, (model, seen)) = (Communicator::new(transport), model());
+        match WAYS[way] {
+            TrainingWay::Ddp => {
+                use_modes!(Ddp::new(comm, model, DdpOptions::default()).unwrap());
+            }
+            TrainingWay::Sharded(strategy) => {
+                use_modes!(Fsdp::new(comm, model, &FsdpOptions::new(strategy)).unwrap());
+            }
+        }
+        Vec::clone(&seen.lock().unwrap())
     });
     for (rank, seen) in outcome.results.into_iter().enumerate() {
         let pass = |training, step, micro_batch| Pass { training, step, micro_batch };
@@ -259,7 +258,7 @@ fn steps_train_and_evaluations_do_not_whatever_the_mode_outside_of_them(
 #[rstest]
 fn an_evaluation_is_never_in_training_mode(#[values(0, 1, 2, 3, 4, 5)] way: usize) {
     let outcome = sim::run(1, 2, move |transport| {
-        with_trainer!(WAYS[way], Communicator::new(transport), |trainer| {
+        trained(WAYS[way], Communicator::new(transport), |trainer| {
             trainer.train();
             trainer.evaluate(4, |index| Ok(input(index)), |_, output| Ok(loss(output)?.0)).unwrap();
         })
@@ -276,7 +275,7 @@ fn a_join_gives_each_micro_batch_a_number_of_its_own(#[values(0, 1, 2, 3, 4, 5)]
     let outcome = sim::run(1, 2, move |transport| {
         let comm = Communicator::new(transport);
         let own = 1 + comm.rank();
-        with_trainer!(WAYS[way], comm, |trainer| {
+        trained(WAYS[way], comm, |trainer| {
             trainer.join(own, |index| Ok((input(index), loss))).unwrap().unwrap();
         })
         .1
@@ -294,18 +293,18 @@ fn passes_continue_when_a_checkpoint_is_loaded(
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().to_owned();
     let saved = sim::run(1, 4, move |transport| {
-        with_trainer!(WAYS[saved_by], Communicator::new(transport), |trainer| {
-            take_steps!(trainer, 2, 0);
-            Checkpoints::at(&directory).save(&mut trainer, None, 100).unwrap();
+        trained(WAYS[saved_by], Communicator::new(transport), |trainer| {
+            take_steps(trainer, 2, 0);
+            trainer.save(&mut Checkpoints::at(&directory), None, 100).unwrap();
         })
         .0
     });
     assert_eq!(saved.results, vec![expected(2); 4]);
     let directory = folder.path().to_owned();
     let continued = sim::run(1, 2, move |transport| {
-        with_trainer!(WAYS[loaded_by], Communicator::new(transport), |trainer| {
-            assert_eq!(Checkpoints::at(&directory).load(&mut trainer, None).unwrap(), Some(100));
-            take_steps!(trainer, 1, 0);
+        trained(WAYS[loaded_by], Communicator::new(transport), |trainer| {
+            assert_eq!(trainer.load(&mut Checkpoints::at(&directory), None).unwrap(), Some(100));
+            take_steps(trainer, 1, 0);
         })
         .0
     });

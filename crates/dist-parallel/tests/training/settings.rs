@@ -56,43 +56,27 @@ fn train(
 ) -> Vec<Result<(), Error>> {
     let comm = Communicator::new(transport);
     let Settings { clipped_to, optimizer } = between(comm.rank() == 2);
-    macro_rules! train {
-        ($trainer:expr, $clip:expr) => {{
-            let mut trainer = $trainer;
-            let batch = |index| {
-                let (input, target) = micro_batch(0, index);
-                Ok((input, squared_error(target)))
-            };
-            trainer.step(4, batch).unwrap();
-            if let Some(max) = clipped_to {
-                #[allow(clippy::redundant_closure_call, reason = "trainers give different types")]
-                let _norm: f64 = $clip(&mut trainer, max);
-            }
-            if let Some(mut optimizer) = optimizer {
-                trainer.update(&mut *optimizer).unwrap();
-            }
-            match save_in {
-                Some(directory) => {
-                    let mut checkpoints = Checkpoints::at(directory);
-                    let refused = checkpoints.save(&mut trainer, None, 1);
-                    assert!(checkpoints.steps().unwrap().is_empty());
-                    vec![refused]
-                }
-                // The error repeats, because the parameters stay different.
-                None => (0..2).map(|_| trainer.step(4, batch).map(drop)).collect(),
-            }
-        }};
+    let mut trainer = way.trainer(comm, model(1), FsdpOptions::default());
+    let batch = |index| {
+        let (input, target) = micro_batch(0, index);
+        Ok((input, squared_error(target)))
+    };
+    trainer.step(4, batch).unwrap();
+    if let Some(max) = clipped_to {
+        trainer.clip_gradients(max).unwrap();
     }
-    match way {
-        TrainingWay::Ddp => {
-            train!(Ddp::new(comm, model(1), DdpOptions::default()).unwrap(), |ddp: &mut Ddp<_>, max| ddp
-                .clip_gradients(max)
-                .unwrap())
+    if let Some(mut optimizer) = optimizer {
+        trainer.update(&mut *optimizer).unwrap();
+    }
+    match save_in {
+        Some(directory) => {
+            let mut checkpoints = Checkpoints::at(directory);
+            let refused = trainer.save(&mut checkpoints, None, 1);
+            assert!(checkpoints.steps().unwrap().is_empty());
+            vec![refused]
         }
-        TrainingWay::Sharded(strategy) => train!(
-            Fsdp::new(comm, model(1), &FsdpOptions::new(strategy)).unwrap(),
-            |fsdp: &mut Fsdp<_>, max| fsdp.clip_gradients(max).unwrap()
-        ),
+        // The error repeats, because the parameters stay different.
+        None => (0..2).map(|_| trainer.step(4, batch).map(drop)).collect(),
     }
 }
 
