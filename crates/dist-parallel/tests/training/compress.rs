@@ -12,7 +12,7 @@ use dist_parallel::{BoxError, Ddp, DdpOptions, Error, FloatType, ParamInfo, Valu
 use dist_transport::sim;
 use rstest::rstest;
 
-use crate::ddp::{options, train_alone};
+use crate::ddp::{options, train_alone, train_steps};
 use crate::errors::run_at_once;
 use crate::plain::{Bag, Numbers, bits, micro_batch, model, squared_error};
 
@@ -77,20 +77,10 @@ impl BucketHook for Plain {
 fn a_hook_that_sums_without_compression_trains_like_one_process() {
     let program = |transport| {
         let comm = Communicator::new(transport);
-        let mut ddp = Ddp::with_hook(comm, model(7), options(30), hook("topk:1")).unwrap();
-        let mut adamw = crate::ddp::optimizer("adamw");
-        for step in 0..5 {
-            adamw.set_learning_rate(0.05 / (step + 1) as f64).unwrap();
-            ddp.step(8, |index| {
-                let (input, target) = micro_batch(step, index);
-                Ok((input, squared_error(target)))
-            })
-            .unwrap();
-            ddp.update(&mut *adamw).unwrap();
-        }
-        bits(ddp.model())
+        let ddp = Ddp::with_hook(comm, model(7), options(30), hook("topk:1")).unwrap();
+        train_steps(Box::new(ddp), (5, 8), "adamw", None).0
     };
-    assert_eq!(sim::run(1, 4, program).results, vec![train_alone(8, "adamw").0; 4]);
+    assert_eq!(sim::run(1, 4, program).results, vec![train_alone(8, "adamw"); 4]);
 }
 
 fn infos() -> Vec<ParamInfo> {

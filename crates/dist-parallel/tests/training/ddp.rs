@@ -6,6 +6,7 @@ use dist_collectives::{Communicator, ReduceOp};
 use dist_parallel::buckets::BucketBytes;
 use dist_parallel::fsdp::{Fsdp, FsdpOptions};
 use dist_parallel::optim::{AdamW, AdamWOptions, Momentum, Optimizer, Sgd, SgdOptions};
+use dist_parallel::trainer::Trainer;
 use dist_parallel::{Ddp, DdpOptions, Params, Sequence, Values};
 use dist_transport::sim;
 use rstest::rstest;
@@ -37,19 +38,30 @@ pub(crate) fn train(
 ) -> Trained {
     // Every rank starts with another model, which rank 0's replaces.
     let seed = 7 + comm.rank() as u64;
-    let mut ddp = Ddp::new(comm, model(seed), options).unwrap();
+    let ddp = Ddp::new(comm, model(seed), options).unwrap();
+    train_steps(Box::new(ddp), (STEPS, micro_batches), optimizer_name, None).0
+}
+
+/// Takes steps with a falling learning rate. Returns every step's norm too, if gradients are clipped.
+pub(crate) fn train_steps(
+    mut trainer: Box<dyn Trainer<Rows>>,
+    (steps, micro_batches): (usize, usize),
+    optimizer_name: &str,
+    clip: Option<f64>,
+) -> (Trained, Vec<f64>) {
     let mut optimizer = optimizer(optimizer_name);
-    let mut losses = Vec::new();
-    for step in 0..STEPS {
+    let (mut losses, mut norms) = (Vec::new(), Vec::new());
+    for step in 0..steps {
         optimizer.set_learning_rate(0.05 / (step + 1) as f64).unwrap();
-        let report = ddp.step(micro_batches, |index| {
+        let report = trainer.step(micro_batches, |index| {
             let (input, target) = micro_batch(step, index);
             Ok((input, squared_error(target)))
         });
         losses.push(report.unwrap().loss.to_bits());
-        ddp.update(&mut *optimizer).unwrap();
+        norms.extend(clip.map(|max| trainer.clip_gradients(max).unwrap()));
+        trainer.update(&mut *optimizer).unwrap();
     }
-    (bits(ddp.model()), losses)
+    ((bits(&trainer.into_parts().unwrap().1[0]), losses), norms)
 }
 
 fn trained(ranks: usize, micro_batches: usize, optimizer: &'static str, bucket_bytes: usize) -> Vec<Trained> {

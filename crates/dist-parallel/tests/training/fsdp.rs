@@ -3,13 +3,13 @@
 use dist_collectives::Communicator;
 use dist_parallel::checkpoint::{ShardMetadata, Shards};
 use dist_parallel::fsdp::{Fsdp, FsdpOptions, Precision, Reshard, ShardingStrategy, Units};
-use dist_parallel::optim::{AdamW, AdamWOptions, Optimizer};
+use dist_parallel::optim::{AdamW, AdamWOptions};
 use dist_parallel::{Block, Ddp, DdpOptions, Error, FloatType, Params, Sequence, Values, ValuesMut};
 use dist_transport::sim;
 use proptest::prelude::*;
 use rstest::rstest;
 
-use crate::ddp::{Trained, train_alone};
+use crate::ddp::{Trained, train_alone, train_steps};
 use crate::plain::{Linear, Numbers, Relu, Rows, bits, micro_batch, model, model_that, squared_error};
 
 const ALL: [ShardingStrategy; 4] = [
@@ -46,42 +46,15 @@ fn train_model(
     clip: Option<f64>,
     options: &FsdpOptions,
 ) -> Clipped {
-    let mut fsdp = Fsdp::new(comm, model, options).unwrap();
-    let mut optimizer = adamw();
-    let (mut losses, mut norms) = (Vec::new(), Vec::new());
-    for step in 0..steps {
-        optimizer.set_learning_rate(0.05 / (step + 1) as f64).unwrap();
-        let report = fsdp.step(micro_batches, |index| {
-            let (input, target) = micro_batch(step, index);
-            Ok((input, squared_error(target)))
-        });
-        losses.push(report.unwrap().loss.to_bits());
-        if let Some(max) = clip {
-            norms.push(fsdp.clip_gradients(max).unwrap());
-        }
-        fsdp.update(&mut optimizer).unwrap();
-    }
-    let (_, model) = fsdp.into_parts().unwrap();
-    ((bits(&model), losses), norms)
+    let fsdp = Fsdp::new(comm, model, options).unwrap();
+    train_steps(Box::new(fsdp), (steps, micro_batches), "adamw", clip)
 }
 
 /// Returns the same of one process with the whole model.
 pub(crate) fn train_whole(micro_batches: usize, steps: usize, clip: f64) -> Clipped {
     let program = move |transport| {
-        let mut ddp = Ddp::new(Communicator::new(transport), model(7), DdpOptions::default()).unwrap();
-        let mut optimizer = adamw();
-        let (mut losses, mut norms) = (Vec::new(), Vec::new());
-        for step in 0..steps {
-            optimizer.set_learning_rate(0.05 / (step + 1) as f64).unwrap();
-            let report = ddp.step(micro_batches, |index| {
-                let (input, target) = micro_batch(step, index);
-                Ok((input, squared_error(target)))
-            });
-            losses.push(report.unwrap().loss.to_bits());
-            norms.push(ddp.clip_gradients(clip).unwrap());
-            ddp.update(&mut optimizer).unwrap();
-        }
-        ((bits(ddp.model()), losses), norms)
+        let ddp = Ddp::new(Communicator::new(transport), model(7), DdpOptions::default()).unwrap();
+        train_steps(Box::new(ddp), (steps, micro_batches), "adamw", Some(clip))
     };
     sim::run(1, 1, program).results.remove(0)
 }

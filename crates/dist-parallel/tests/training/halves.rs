@@ -4,14 +4,13 @@
 use dist_collectives::Communicator;
 use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
 use dist_parallel::model::{Ready, Saved, Slot};
+use dist_parallel::trainer::Trainer;
 use dist_parallel::{Block, BoxError, Ddp, DdpOptions, FloatType, ParamInfo, Sequence};
 use dist_transport::sim;
 use rstest::rstest;
 
-use crate::ddp::optimizer;
-use crate::plain::{
-    Linear, Numbers, Rows, bits, floats, micro_batch, params_in_slots, rounded, squared_error,
-};
+use crate::ddp::train_steps;
+use crate::plain::{Linear, Numbers, Rows, bits, floats, params_in_slots, rounded};
 
 /// A block that scales each column by a parameter of any type, used as f32.
 pub(crate) struct Scale {
@@ -75,29 +74,13 @@ fn model(seed: u64) -> Sequence<Rows> {
 fn trained(network: sim::Network, options: Option<FsdpOptions>) -> Vec<Vec<u32>> {
     let program = move |transport| {
         let comm = Communicator::new(transport);
-        let (model, mut optimizer) = (model(7 + comm.rank() as u64), optimizer("adamw"));
-        let batch = |step| {
-            move |index| {
-                let (input, target) = micro_batch(step, index);
-                Ok((input, squared_error(target)))
-            }
+        let model = model(7 + comm.rank() as u64);
+        let trainer: Box<dyn Trainer<Rows>> = match &options {
+            Some(options) => Box::new(Fsdp::new(comm, model, options).unwrap()),
+            None => Box::new(Ddp::new(comm, model, DdpOptions::default()).unwrap()),
         };
-        if let Some(options) = &options {
-            let mut fsdp = Fsdp::new(comm, model, options).unwrap();
-            for step in 0..100 {
-                fsdp.step(4, batch(step)).unwrap();
-                fsdp.clip_gradients(0.4).unwrap();
-                fsdp.update(&mut *optimizer).unwrap();
-            }
-            return bits(&fsdp.into_parts().unwrap().1);
-        }
-        let mut ddp = Ddp::new(comm, model, DdpOptions::default()).unwrap();
-        for step in 0..100 {
-            ddp.step(4, batch(step)).unwrap();
-            ddp.clip_gradients(0.4).unwrap();
-            ddp.update(&mut *optimizer).unwrap();
-        }
-        bits(ddp.model())
+        let ((parameters, _), _) = train_steps(trainer, (100, 4), "adamw", Some(0.4));
+        parameters
     };
     network.run(program).results
 }
