@@ -88,7 +88,8 @@ impl SumOfSquares {
 
     fn add_one<T: Exact>(&mut self, value: T) {
         let Some((significand, exponent)) = value.parts() else {
-            (self.infinite, self.nan) = (self.infinite || !value.is_nan(), self.nan || value.is_nan());
+            let is_nan = value.to_f64().is_nan();
+            (self.infinite, self.nan) = (self.infinite || !is_nan, self.nan || is_nan);
             return;
         };
         if significand == 0 {

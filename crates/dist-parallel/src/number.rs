@@ -25,46 +25,32 @@ pub(crate) trait Number: Copy {
     }
 }
 
-impl Number for f32 {
-    type Math = Self;
+macro_rules! float_number {
+    ($($float:ty),*) => {$(
+        impl Number for $float {
+            type Math = Self;
 
-    fn widen(self) -> Self {
-        self
-    }
+            fn widen(self) -> Self {
+                self
+            }
 
-    fn narrow(value: Self) -> Self {
-        value
-    }
+            fn narrow(value: Self) -> Self {
+                value
+            }
 
-    fn to_f64(self) -> f64 {
-        self.into()
-    }
+            fn to_f64(self) -> f64 {
+                self.into()
+            }
 
-    #[expect(clippy::cast_possible_truncation, reason = "values are rounded to the narrower type")]
-    fn of(value: f64) -> Self {
-        value as Self
-    }
+            #[allow(clippy::cast_possible_truncation, reason = "values are rounded to the narrower type")]
+            fn of(value: f64) -> Self {
+                value as Self
+            }
+        }
+    )*};
 }
 
-impl Number for f64 {
-    type Math = Self;
-
-    fn widen(self) -> Self {
-        self
-    }
-
-    fn narrow(value: Self) -> Self {
-        value
-    }
-
-    fn to_f64(self) -> f64 {
-        self
-    }
-
-    fn of(value: f64) -> Self {
-        value
-    }
-}
+float_number!(f32, f64);
 
 macro_rules! half_number {
     ($($half:ty),*) => {$(
@@ -93,21 +79,15 @@ macro_rules! half_number {
 half_number!(f16, bf16);
 
 /// A type whose numbers are small integers times powers of two.
-pub(crate) trait Exact: Copy {
+pub(crate) trait Exact: Number {
     /// Returns the significand without its sign, and the exponent. `None` if the number is not finite.
     fn parts(self) -> Option<(u64, i32)>;
-
-    fn is_nan(self) -> bool;
 }
 
 impl Exact for f32 {
     fn parts(self) -> Option<(u64, i32)> {
         let bits = u64::from(self.to_bits());
         parts(bits >> 23 & 0xff, bits & 0x7f_ffff, 23, 0xff)
-    }
-
-    fn is_nan(self) -> bool {
-        self.is_nan()
     }
 }
 
@@ -116,10 +96,6 @@ impl Exact for f64 {
         let bits = self.to_bits();
         parts(bits >> 52 & 0x7ff, bits & 0xf_ffff_ffff_ffff, 52, 0x7ff)
     }
-
-    fn is_nan(self) -> bool {
-        self.is_nan()
-    }
 }
 
 macro_rules! exact_half {
@@ -127,10 +103,6 @@ macro_rules! exact_half {
         impl Exact for $half {
             fn parts(self) -> Option<(u64, i32)> {
                 self.to_f32().parts()
-            }
-
-            fn is_nan(self) -> bool {
-                self.is_nan()
             }
         }
     )*};
