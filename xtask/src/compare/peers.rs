@@ -146,8 +146,7 @@ impl Programs<'_> {
     /// Returns the command that starts a program of this library or of an MPI; `None` if the library does not have the
     /// transport. Arguments of the program can be added.
     pub(super) fn start(&self, peer: Peer, transport: &str, ranks: usize, program: &Path) -> Option<Command> {
-        let mut command = Command::new("timeout");
-        command.args(["--kill-after=5", SECONDS_MAX]);
+        let mut command = limited();
         if peer == Peer::Ours {
             command.arg(&self.ours).args(["run", "-n", &ranks.to_string(), "--"]).arg(program);
             command.env("DIST_TRANSPORT", transport);
@@ -164,8 +163,8 @@ impl Programs<'_> {
         let operations = plan.operations.join(",");
         let bytes: Vec<_> = plan.bytes.iter().map(usize::to_string).collect();
         let (bytes, ranks) = (bytes.join(","), ranks.to_string());
-        let mut command = Command::new("timeout");
-        command.args(["--kill-after=5", SECONDS_MAX]).env("OMP_NUM_THREADS", "1");
+        let mut command = limited();
+        command.env("OMP_NUM_THREADS", "1");
         if transport == "shm-nocma" {
             let forbid = workspace_root().join("crates/dist-testkit/src/forbid_attach.py");
             command.arg("python3").arg(forbid).arg("read,write");
@@ -298,6 +297,13 @@ impl Programs<'_> {
         path.push(std::env::var_os("PATH").unwrap_or_default());
         path
     }
+}
+
+/// Returns a command that runs its arguments with a time limit.
+pub(super) fn limited() -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=5", SECONDS_MAX]);
+    command
 }
 
 fn exists(path: &Path) -> Result<(), String> {

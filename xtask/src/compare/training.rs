@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use super::peers::Programs;
+use super::peers::{Peer, Programs, limited};
 use super::plan::Plan;
 use super::results::{median, number};
 use super::sources;
@@ -27,12 +27,17 @@ const KEPT_MEMORY: [(&str, &str); 2] =
 pub(super) fn measure(plan: &Plan, programs: &Programs<'_>, out: &Path) -> Result<(), Failure> {
     let what = "--package dist-cli --bin distctl --package dist-candle --example step_time";
     output(&mut cargo(&format!("build --quiet --release {what}")))?;
+    let torch = plan.wants("torch").then(|| programs.prepare(Peer::Gloo));
+    if let Some(Err(reason)) = &torch {
+        eprintln!("     torch: skipped, {reason}");
+    }
+    let with_torch = matches!(torch, Some(Ok(())));
     let mut lines = OpenOptions::new().create(true).append(true).open(out)?;
     for round in 1..=plan.rounds {
         for (model, &ranks) in
             plan.models.iter().flat_map(|model| plan.ranks.iter().map(move |ranks| (model, ranks)))
         {
-            for mut command in commands(plan, programs, model, ranks) {
+            for mut command in commands(plan, programs, model, ranks, with_torch) {
                 eprintln!("     round {round}: {}", line(&command));
                 let ran = command.stdin(Stdio::null()).output()?;
                 if !ran.status.success() {
@@ -45,24 +50,30 @@ pub(super) fn measure(plan: &Plan, programs: &Programs<'_>, out: &Path) -> Resul
     Ok(())
 }
 
-/// Returns the commands for this library in every mode, over the transports that matter for the mode, and for PyTorch.
-fn commands(plan: &Plan, programs: &Programs<'_>, model: &str, ranks: usize) -> Vec<Command> {
+/// Returns the commands for this library in every mode, over the transports that matter for the mode, and for PyTorch. All of
+/// them have a time limit.
+fn commands(
+    plan: &Plan,
+    programs: &Programs<'_>,
+    model: &str,
+    ranks: usize,
+    with_torch: bool,
+) -> Vec<Command> {
     let mut commands = Vec::new();
     for mode in MODES.into_iter().filter(|_| plan.wants("dist")) {
         let (ranks, mode) = if mode == "alone" { (1, "local") } else { (ranks, mode) };
         let transports = if mode == "local" { &plan.transports[..1] } else { &plan.transports };
-        commands.extend(transports.iter().map(|transport| {
-            let mut command = Command::new(&programs.ours);
-            let program = programs.ours.with_file_name("examples").join("step_time");
-            command.args(["run", "-n", &ranks.to_string(), "--"]).arg(program).args([model, mode]);
-            command.env("DIST_TRANSPORT", transport).env("RAYON_NUM_THREADS", "1");
-            command
+        let program = programs.ours.with_file_name("examples").join("step_time");
+        commands.extend(transports.iter().filter_map(|transport| {
+            let mut command = programs.start(Peer::Ours, transport, ranks, &program)?;
+            command.args([model, mode]).env("RAYON_NUM_THREADS", "1");
+            Some(command)
         }));
     }
-    if plan.wants("torch") {
-        let mut command = Command::new(programs.python());
-        let program = sources().join("train.py");
-        command.arg(program).args([&ranks.to_string(), model, &MODES.join(",")]).env("OMP_NUM_THREADS", "1");
+    for mode in MODES.into_iter().filter(|_| with_torch) {
+        let mut command = limited();
+        command.arg(programs.python()).arg(sources().join("train.py"));
+        command.args([&ranks.to_string(), model, mode]).env("OMP_NUM_THREADS", "1");
         commands.push(command);
     }
     for command in &mut commands {
