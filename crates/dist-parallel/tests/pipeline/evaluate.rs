@@ -17,7 +17,7 @@ use rstest::rstest;
 
 use crate::mesh::on_mesh;
 use crate::model::{STEPS, Trained, alone, deep, optimizer, without_parameters};
-use crate::plain::{Numbers, Rows, micro_batch, squared_error};
+use crate::plain::{Numbers, Rows, batch, micro_batch, squared_error};
 use crate::timing::{random_costs, sleepers};
 use crate::training::{KINDS, Pipe, pipeline, whole};
 
@@ -43,11 +43,7 @@ pub(crate) fn alone_finds(evaluated: usize) -> Vec<u32> {
                 Ok((input, squared_error(target)))
             });
             losses.push(report.unwrap().loss.to_bits());
-            ddp.step(TRAINED, |index| {
-                let (input, target) = micro_batch(step, index);
-                Ok((input, squared_error(target)))
-            })
-            .unwrap();
+            ddp.step(TRAINED, batch(step)).unwrap();
             ddp.update(&mut optimizer).unwrap();
         }
         losses

@@ -10,7 +10,7 @@ use rstest::rstest;
 use crate::by_hand::{ByHand, grouped};
 use crate::mesh::on_mesh;
 use crate::model::{STEPS, alone, deep};
-use crate::plain::{bits, micro_batch, squared_error};
+use crate::plain::{batch, bits, micro_batch, squared_error};
 use crate::training::whole;
 
 /// A name of the weight that several stages share.
@@ -23,10 +23,7 @@ fn expected(micro_batches: usize) -> Vec<u32> {
         let mut ddp = Ddp::new(Communicator::new(transport), model, DdpOptions::default()).unwrap();
         for step in 0..STEPS {
             optimizer.set_learning_rate(rate(step)).unwrap();
-            let batch = |index| {
-                let (input, target) = micro_batch(step, index);
-                Ok((input, squared_error(target)))
-            };
+            let batch = batch(step);
             ddp.step(micro_batches, batch).unwrap();
             ddp.update(&mut optimizer).unwrap();
         }

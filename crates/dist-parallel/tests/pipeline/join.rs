@@ -13,7 +13,7 @@ use rstest::rstest;
 
 use crate::mesh::on_mesh;
 use crate::model::{STEPS, Trained, alone, deep, optimizer};
-use crate::plain::{micro_batch, squared_error};
+use crate::plain::{batch, micro_batch, squared_error};
 use crate::training::{Pipe, pipeline, train, whole};
 
 /// Joins with `own` micro-batches, which begin with number `first` of all pipelines.
@@ -165,11 +165,7 @@ fn a_hook_sums_the_gradients_of_each_stage(
         let model = deep(7);
         let comm = Communicator::new(transport);
         let mut ddp = Ddp::new(comm, model, DdpOptions::default()).unwrap();
-        ddp.step(4 * data * shards, |index| {
-            let (input, target) = micro_batch(0, index);
-            Ok((input, squared_error(target)))
-        })
-        .unwrap();
+        ddp.step(4 * data * shards, batch(0)).unwrap();
         (ddp.gradient_norm().unwrap(), squares(ddp.gradient(0)))
     });
     let (norm, tied) = alone.results.remove(0);

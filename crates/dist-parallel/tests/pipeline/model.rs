@@ -5,7 +5,7 @@ use dist_parallel::optim::{AdamW, AdamWOptions};
 use dist_parallel::{Block, Ddp, DdpOptions, Sequence};
 use dist_transport::sim;
 
-use crate::plain::{Linear, Relu, Rows, bits, micro_batch, squared_error};
+use crate::plain::{Linear, Relu, Rows, batch, bits};
 
 pub(crate) const STEPS: usize = 2;
 
@@ -55,10 +55,7 @@ pub(crate) fn alone_with(micro_batches: usize, change: fn(&mut Ddp<Sequence<Rows
         let mut optimizer = optimizer();
         let mut losses = Vec::new();
         for step in 0..STEPS {
-            let report = ddp.step(micro_batches, |index| {
-                let (input, target) = micro_batch(step, index);
-                Ok((input, squared_error(target)))
-            });
+            let report = ddp.step(micro_batches, batch(step));
             losses.push(report.unwrap().loss.to_bits());
             change(&mut ddp);
             ddp.update(&mut optimizer).unwrap();

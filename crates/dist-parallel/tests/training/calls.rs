@@ -8,11 +8,11 @@ use dist_parallel::checkpoint::{Checkpoints, Shards, WeightOptions, load_weights
 use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
 use dist_parallel::local_sgd::{LocalSgd, LocalSgdOptions};
 use dist_parallel::optim::{Sgd, SgdOptions};
-use dist_parallel::{BoxError, Ddp, DdpOptions, Error, Sequence};
+use dist_parallel::{Ddp, DdpOptions, Error, Sequence};
 use dist_transport::sim;
 use rstest::rstest;
 
-use crate::plain::{Rows, micro_batch, model, squared_error};
+use crate::plain::{Rows, batch, micro_batch, model};
 
 /// A trainer with its arguments.
 struct Training<T> {
@@ -92,22 +92,14 @@ type Replicated = Ddp<Sequence<Rows>>;
 type Replicas = Training<Replicated>;
 
 fn step_of_replicas(t: &mut Replicas) -> Result<(), Error> {
-    t.trainer.step(2, batch).map(drop)
+    t.trainer.step(2, batch(0)).map(drop)
 }
-
-/// Returns the input of a micro-batch, and the function that computes its loss.
-fn batch(index: usize) -> Result<(Rows, Differentiate), BoxError> {
-    let (input, target) = micro_batch(0, index);
-    Ok((input, Box::new(squared_error(target))))
-}
-
-type Differentiate = Box<dyn FnOnce(Rows) -> Result<(f32, Rows), BoxError>>;
 
 #[test]
 fn of_a_replicated_trainer() {
     let calls: [Call<Replicated>; 3] = [
         ("step", "a step of 2", step_of_replicas),
-        ("join", "a join", |t| t.trainer.join(1, batch).map(drop)),
+        ("join", "a join", |t| t.trainer.join(1, batch(0)).map(drop)),
         ("evaluate", "an evaluation of 2", |t| {
             t.trainer.evaluate(2, |index| Ok(micro_batch(0, index).0), |_, output| Ok(output[0])).map(drop)
         }),
@@ -123,7 +115,7 @@ fn of_a_replicated_trainer() {
 #[case::clip(|t: &mut Replicas| { t.trainer.clip_gradients(1.0).map(drop) }, "the norm that gradients are clipped to is 1.0 on rank 1")]
 #[case::scale(|t: &mut Replicas| { t.trainer.scale_gradients(2.0); Ok(()) }, "the factor that gradients are scaled by is 2.0 on rank 1")]
 #[case::update_if_finite(|t: &mut Replicas| t.trainer.update_if_finite(&mut t.sgd).map(drop), "the ranks have trained with different settings")]
-#[case::accumulate(|t: &mut Replicas| t.trainer.accumulate(2, batch), "rank 1 for a step of 4 micro-batches, rank 0 for a step of 2")]
+#[case::accumulate(|t: &mut Replicas| t.trainer.accumulate(2, batch(0)), "rank 1 for a step of 4 micro-batches, rank 0 for a step of 2")]
 #[case::norm(|t: &mut Replicas| { t.trainer.gradient_norm().map(drop) }, "")]
 #[case::forward(|t: &mut Replicas| t.trainer.forward(micro_batch(0, 0).0).map(drop), "")]
 #[case::for_each(|t: &mut Replicas| t.trainer.for_each_parameter(|_, _| ()), "")]
@@ -160,9 +152,9 @@ fn local_calls_of_a_replicated_trainer_are_compared_by_the_next_step(
 #[case::hybrid(|comm| sharded(comm, ShardingStrategy::HybridShard { shard_degree: 1 }))]
 fn of_a_sharded_trainer(#[case] make: fn(Communicator) -> Fsdp<Rows>) {
     let calls: [Call<Fsdp<Rows>>; 10] = [
-        ("step", "a step of", |t| t.trainer.step(2, batch).map(drop)),
-        ("join", "a join", |t| t.trainer.join(1, batch).map(drop)),
-        ("accumulate", "an accumulation", |t| t.trainer.accumulate(2, batch)),
+        ("step", "a step of", |t| t.trainer.step(2, batch(0)).map(drop)),
+        ("join", "a join", |t| t.trainer.join(1, batch(0)).map(drop)),
+        ("accumulate", "an accumulation", |t| t.trainer.accumulate(2, batch(0))),
         ("evaluate", "an evaluation", |t| {
             t.trainer.evaluate(2, |index| Ok(micro_batch(0, index).0), |_, _| Ok(0.0_f32)).map(drop)
         }),

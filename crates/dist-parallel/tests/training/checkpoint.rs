@@ -15,7 +15,7 @@ use dist_transport::sim;
 use rstest::rstest;
 
 use crate::by_hand::{ByHand, grouped};
-use crate::plain::{Bag, Rows, bits, micro_batch, model, squared_error};
+use crate::plain::{Bag, Rows, batch, bits, model};
 
 /// The way to train a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -71,10 +71,7 @@ fn step(trainer: &mut dyn Trainer<Rows>, number: u64, optimizer: &mut dyn Optimi
     let schedule = schedule::cosine(Decay { peak: 0.05, warmup: 2, steps: STEPS, to: 0.1 });
     optimizer.set_learning_rate(schedule(number)).unwrap();
     let step = usize::try_from(number).unwrap();
-    let batch = |index| {
-        let (input, target) = micro_batch(step, index);
-        Ok((input, squared_error(target)))
-    };
+    let batch = batch(step);
     trainer.step(MICRO_BATCHES, batch).unwrap();
     trainer.update(optimizer).unwrap();
 }
@@ -287,10 +284,7 @@ fn half_precision_weights_of_other_names_are_loaded_by_every_strategy(
 fn accumulated_gradients_are_not_lost_by_a_save(#[values(0, 1, 3)] way: usize) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();
-    let batch = |index| {
-        let (input, target) = micro_batch(0, index);
-        Ok((input, squared_error(target)))
-    };
+    let batch = batch(0);
     let outcome = sim::run(1, 2, move |transport| {
         let comm = Communicator::new(transport);
         let mut checkpoints = Checkpoints::at(&path);

@@ -14,7 +14,7 @@ use rstest::rstest;
 
 use crate::ddp::{options, train_alone, train_steps};
 use crate::errors::run_at_once;
-use crate::plain::{Bag, Numbers, bits, micro_batch, model, squared_error};
+use crate::plain::{Bag, Numbers, batch, bits, model};
 
 fn hook(text: &str) -> Box<dyn BucketHook> {
     text.parse::<Compression>().unwrap().hook().unwrap().unwrap()
@@ -28,10 +28,7 @@ fn train(ranks: usize, steps: usize, text: &'static str, bucket_bytes: usize) ->
         let mut ddp = Ddp::with_hook(comm, model(seed), options(bucket_bytes), hook(text)).unwrap();
         let mut sgd = Sgd::new(SgdOptions { learning_rate: 0.05, ..SgdOptions::default() }).unwrap();
         let step = |step| {
-            let report = ddp.step(8, |index| {
-                let (input, target) = micro_batch(step % 4, index);
-                Ok((input, squared_error(target)))
-            });
+            let report = ddp.step(8, batch(step % 4));
             ddp.update(&mut sgd).unwrap();
             report.unwrap().loss
         };

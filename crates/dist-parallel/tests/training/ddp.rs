@@ -1,7 +1,7 @@
 //! The training of many ranks compared with one process: equal to the last bit.
 
 use crate::join::tree;
-use crate::plain::{self, Rows, bits, micro_batch, model, squared_error};
+use crate::plain::{self, Rows, batch, bits, micro_batch, model, squared_error};
 use dist_collectives::{Communicator, ReduceOp};
 use dist_parallel::buckets::BucketBytes;
 use dist_parallel::fsdp::{Fsdp, FsdpOptions};
@@ -53,10 +53,7 @@ pub(crate) fn train_steps(
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
     for step in 0..steps {
         optimizer.set_learning_rate(0.05 / (step + 1) as f64).unwrap();
-        let report = trainer.step(micro_batches, |index| {
-            let (input, target) = micro_batch(step, index);
-            Ok((input, squared_error(target)))
-        });
+        let report = trainer.step(micro_batches, batch(step));
         losses.push(report.unwrap().loss.to_bits());
         norms.extend(clip.map(|max| trainer.clip_gradients(max).unwrap()));
         trainer.update(&mut *optimizer).unwrap();
@@ -259,11 +256,7 @@ fn a_frozen_parameter_has_no_gradient_and_stays() {
             values
         };
         let before = frozen(&ddp);
-        ddp.step(2, |index| {
-            let (input, target) = micro_batch(0, index);
-            Ok((input, squared_error(target)))
-        })
-        .unwrap();
+        ddp.step(2, batch(0)).unwrap();
         ddp.update(&mut *optimizer("sgd")).unwrap();
         assert_eq!(ddp.model().infos()[4].name, "frozen.weight");
         ddp.gradient(4).is_none() && ddp.gradient(0).is_some() && frozen(&ddp) == before

@@ -16,7 +16,7 @@ use dist_transport::sim;
 use rstest::rstest;
 
 use crate::ddp::options;
-use crate::plain::{Bag, micro_batch, model, squared_error};
+use crate::plain::{Bag, batch, micro_batch, model, squared_error};
 
 /// Runs ranks and checks that the simulated clock stays far from a deadline.
 pub(crate) fn run_at_once<T: Send + 'static>(
@@ -340,10 +340,7 @@ fn an_error_of_sharded_ranks_names_the_step_of_each(
     let results = run_at_once(2, move |comm| {
         let options = FsdpOptions::new(ShardingStrategy::FullShard);
         let mut fsdp = Fsdp::new(comm, model(1), &options).unwrap();
-        let batch = |index| {
-            let (input, target) = micro_batch(0, index);
-            Ok((input, squared_error(target)))
-        };
+        let batch = batch(0);
         fsdp.accumulate(2, batch).unwrap();
         let (micro_batches, steps) = (micro_batches[fsdp.rank()], steps[fsdp.rank()]);
         if steps { fsdp.step(micro_batches, batch).map(drop) } else { fsdp.accumulate(micro_batches, batch) }

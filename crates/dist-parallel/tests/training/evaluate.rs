@@ -11,7 +11,7 @@ use rstest::rstest;
 use crate::ddp::optimizer;
 use crate::errors::run_at_once;
 use crate::join::tree;
-use crate::plain::{Numbers, Rows, bits, micro_batch, model, squared_error};
+use crate::plain::{Numbers, Rows, batch, bits, model, squared_error};
 
 const STEPS: usize = 3;
 
@@ -33,15 +33,6 @@ fn validation(index: usize) -> (Rows, Rows) {
 fn loss(index: usize, output: Rows) -> Result<f32, dist_parallel::BoxError> {
     Ok(squared_error(validation(index).1)(output)?.0)
 }
-
-fn batch(step: usize) -> impl Fn(usize) -> Result<(Rows, Loss), dist_parallel::BoxError> {
-    move |index| {
-        let (input, target) = micro_batch(step, index);
-        Ok((input, Box::new(squared_error(target)) as Loss))
-    }
-}
-
-type Loss = Box<dyn FnOnce(Rows) -> Result<(f32, Rows), dist_parallel::BoxError>>;
 
 /// Returns the losses of one process before training and after every step, by the definition, and its parameters.
 fn alone(evaluated: usize) -> (Vec<u32>, Vec<u32>) {

@@ -14,7 +14,7 @@ use dist_transport::sim::{Directions, Fault, Link, Network, SimTransport, When};
 use rstest::rstest;
 
 use crate::ddp::{optimizer, options};
-use crate::plain::{Bag, Rows, micro_batch, model, squared_error};
+use crate::plain::{Bag, Rows, batch, model};
 
 const SECOND: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -43,10 +43,7 @@ fn whole(world: &mut Communicator, rounds: usize) -> Result<(), BoxError> {
     let mut ddp = Ddp::new(world.fork()?, model(7), options(64))?;
     let mut optimizer = optimizer("sgd");
     for round in 0..rounds {
-        ddp.step(2 * WORLD, |index| {
-            let (input, target) = micro_batch(round, index);
-            Ok((input, squared_error(target)))
-        })?;
+        ddp.step(2 * WORLD, batch(round))?;
         ddp.update(&mut *optimizer)?;
     }
     Ok(())
@@ -65,10 +62,7 @@ fn shared_by(strategy: ShardingStrategy, world: &mut Communicator, rounds: usize
     let mut fsdp = Fsdp::new(world.fork()?, model(7), &FsdpOptions::new(strategy))?;
     let mut optimizer = optimizer("sgd");
     for round in 0..rounds {
-        fsdp.step(2 * WORLD, |index| {
-            let (input, target) = micro_batch(round, index);
-            Ok((input, squared_error(target)))
-        })?;
+        fsdp.step(2 * WORLD, batch(round))?;
         fsdp.update(&mut *optimizer)?;
     }
     Ok(())

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use rstest::rstest;
 
 use crate::ddp::{Trained, train_alone, train_steps};
-use crate::plain::{Linear, Numbers, Relu, Rows, bits, micro_batch, model, model_that, squared_error};
+use crate::plain::{Linear, Numbers, Relu, Rows, batch, bits, micro_batch, model, model_that, squared_error};
 
 const ALL: [ShardingStrategy; 4] = [
     ShardingStrategy::FullShard,
@@ -224,15 +224,6 @@ proptest! {
     }
 }
 
-fn batch_of(step: usize) -> impl Fn(usize) -> Result<(Rows, Loss), dist_parallel::BoxError> {
-    move |index| {
-        let (input, target) = micro_batch(step, index);
-        Ok((input, Box::new(squared_error(target)) as Loss))
-    }
-}
-
-type Loss = Box<dyn FnOnce(Rows) -> Result<(f32, Rows), dist_parallel::BoxError>>;
-
 #[test]
 fn gathering_ahead_is_used_once() {
     let outcome = sim::run(1, 2, |transport| {
@@ -249,7 +240,7 @@ fn gathering_ahead_is_used_once() {
         assert!(matches!(fsdp.prefetch(), Err(Error::Prefetch { .. })));
         assert_eq!(fsdp.forward(input()).unwrap(), plain);
         fsdp.prefetch().unwrap();
-        fsdp.step(2, batch_of(0)).unwrap();
+        fsdp.step(2, batch(0)).unwrap();
         fsdp.prefetch().unwrap();
         // Units that were prefetched before an update are not used after it.
         fsdp.update(&mut adamw()).unwrap();
@@ -282,7 +273,7 @@ fn units_are_gathered_ahead_until_something_uses_or_frees_them(
         let mut fsdp = Fsdp::new(Communicator::new(transport), model(7), &options).unwrap();
         let ends: [fn(&mut Fsdp<Rows>); 5] = [
             |fsdp| drop(fsdp.forward(micro_batch(0, 3).0).unwrap()),
-            |fsdp| assert_eq!(fsdp.step(4, batch_of(0)).unwrap().micro_batches, 4),
+            |fsdp| assert_eq!(fsdp.step(4, batch(0)).unwrap().micro_batches, 4),
             |fsdp| fsdp.for_each_parameter(|_, _| ()).unwrap(),
             |fsdp| fsdp.update(&mut adamw()).unwrap(),
             |fsdp| fsdp.set_shard(Values::F32(&vec![0.5; fsdp.shard_len()])).unwrap(),
@@ -293,7 +284,7 @@ fn units_are_gathered_ahead_until_something_uses_or_frees_them(
             end(&mut fsdp);
         }
         fsdp.prefetch().unwrap();
-        fsdp.step(4, batch_of(1)).unwrap();
+        fsdp.step(4, batch(1)).unwrap();
     });
 }
 
@@ -304,9 +295,9 @@ fn ranks_that_disagree_get_an_error_and_can_continue() {
         let mut fsdp = Fsdp::new(Communicator::new(transport), model(7), &options).unwrap();
         let none = fsdp.synchronise().unwrap_err();
         assert!(matches!(none, Error::NoMicroBatches), "{none}");
-        let differ = fsdp.step(2 + fsdp.rank(), batch_of(0)).unwrap_err();
+        let differ = fsdp.step(2 + fsdp.rank(), batch(0)).unwrap_err();
         assert!(matches!(differ, Error::StepsDiffer { rank: 1, .. }), "{differ}");
-        fsdp.step(2, batch_of(0)).unwrap().loss.is_finite()
+        fsdp.step(2, batch(0)).unwrap().loss.is_finite()
     });
     assert_eq!(outcome.results, [true; 2]);
 }

@@ -8,7 +8,7 @@ use dist_transport::sim;
 use rstest::rstest;
 
 use crate::ddp::optimizer;
-use crate::plain::{Linear, Rows, bits, micro_batch, squared_error};
+use crate::plain::{Linear, Rows, batch, bits};
 
 /// Returns a model of two flat parameters, of 1 MiB and of 0.5 MiB.
 fn wide() -> Sequence<Rows> {
@@ -29,12 +29,6 @@ fn a_rank_without_micro_batches_changes_nothing(
     #[case] strategy: ShardingStrategy,
     #[values(false, true)] accumulates: bool,
 ) {
-    let batch = |step: usize| {
-        move |index| {
-            let (input, target) = micro_batch(step, index);
-            Ok((input, squared_error(target)))
-        }
-    };
     let program = move |transport| {
         let comm = Communicator::new(transport);
         let mut fsdp = Fsdp::new(comm, wide(), &FsdpOptions::new(strategy)).unwrap();

@@ -15,7 +15,7 @@ use rstest::rstest;
 
 use crate::errors::run_at_once;
 use crate::join::tree;
-use crate::plain::{Bag, Numbers, Rows, bits, micro_batch, squared_error};
+use crate::plain::{Bag, Numbers, Rows, batch, bits};
 
 pub(crate) const LEN: usize = 6;
 
@@ -429,10 +429,7 @@ fn build(transport: sim::SimTransport, strategy: &str) -> (Box<dyn Trainer<Rows>
 
 fn two_steps(trainer: &mut dyn Trainer<Rows>, adamw: &mut AdamW) {
     for step in 0..2 {
-        let batch = |index| {
-            let (input, target) = micro_batch(step, index);
-            Ok((input, squared_error(target)))
-        };
+        let batch = batch(step);
         trainer.step(8, batch).unwrap();
         trainer.update(adamw).unwrap();
     }

@@ -9,7 +9,7 @@ use dist_parallel::{Block, Error, Result, Sequence, Values};
 use dist_transport::sim;
 use rstest::rstest;
 
-use crate::plain::{Linear, Relu, Rows, micro_batch, squared_error};
+use crate::plain::{Linear, Relu, Rows, batch};
 
 const RANKS: [usize; 4] = [1, 2, 4, 8];
 
@@ -41,10 +41,7 @@ fn trained(comm: Communicator, strategy: Strategy, micro_batches: usize) -> Resu
     let momentum = Momentum::Plain(0.9);
     let mut sgd = Sgd::new(SgdOptions { learning_rate: 0.05, momentum, ..SgdOptions::default() })?;
     for step in 0..3 {
-        trainer.step(micro_batches, |index| {
-            let (input, target) = micro_batch(step, index);
-            Ok((input, squared_error(target)))
-        })?;
+        trainer.step(micro_batches, batch(step))?;
         trainer.clip_gradients(0.5)?;
         trainer.update(&mut sgd)?;
     }

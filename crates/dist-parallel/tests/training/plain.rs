@@ -212,6 +212,17 @@ pub(crate) fn micro_batch(step: usize, index: usize) -> (Rows, Rows) {
     (input, target)
 }
 
+/// The loss of an output, and its gradient.
+pub(crate) type Differentiate = Box<dyn FnOnce(Rows) -> Result<(f32, Rows), BoxError>>;
+
+/// Returns a function that returns the input of a micro-batch of a step, and computes its loss.
+pub(crate) fn batch(step: usize) -> impl Fn(usize) -> Result<(Rows, Differentiate), BoxError> + Copy {
+    move |index| {
+        let (input, target) = micro_batch(step, index);
+        Ok((input, Box::new(squared_error(target)) as Differentiate))
+    }
+}
+
 /// Returns all parameters, as bits.
 pub(crate) fn bits(model: &dyn Params) -> Vec<u32> {
     let mut bits = Vec::new();

@@ -12,7 +12,7 @@ use dist_transport::sim;
 use rstest::rstest;
 
 use crate::checkpoint::{TrainingWay, WAYS};
-use crate::plain::{micro_batch, model, squared_error};
+use crate::plain::{batch, model};
 
 /// The actions of a rank between two steps, on all ranks or on one of them.
 type Between = fn(odd: bool) -> Settings;
@@ -57,10 +57,7 @@ fn train(
     let comm = Communicator::new(transport);
     let Settings { clipped_to, optimizer } = between(comm.rank() == 2);
     let mut trainer = way.trainer(comm, model(1), FsdpOptions::default());
-    let batch = |index| {
-        let (input, target) = micro_batch(0, index);
-        Ok((input, squared_error(target)))
-    };
+    let batch = batch(0);
     trainer.step(4, batch).unwrap();
     if let Some(max) = clipped_to {
         trainer.clip_gradients(max).unwrap();
@@ -139,10 +136,7 @@ fn a_difference_of_earlier_steps_is_not_forgotten_until_a_checkpoint_is_loaded()
         let options = FsdpOptions::new(ShardingStrategy::FullShard);
         let mut fsdp = Fsdp::new(comm, model(1), &options).unwrap();
         let step = |fsdp: &mut Fsdp<_>, rate: f64| {
-            let report = fsdp.step(4, |index| {
-                let (input, target) = micro_batch(0, index);
-                Ok((input, squared_error(target)))
-            })?;
+            let report = fsdp.step(4, batch(0))?;
             fsdp.update(&mut sgd(|sgd| sgd.learning_rate = rate)).map(|()| report.loss)
         };
         let mut checkpoints = Checkpoints::at(&directory);
