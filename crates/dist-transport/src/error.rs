@@ -499,7 +499,9 @@ fn how_to_set(name: &str) -> &'static str {
         "MASTER_ADDR" | "MASTER_PORT" => {
             "it is the address of rank 0's machine, or a port that is free there, the same on all ranks, as in \
              `mpirun -x MASTER_ADDR=node0 -x MASTER_PORT=29500` (Open MPI), `mpiexec -genv MASTER_ADDR node0 -genv \
-             MASTER_PORT 29500` (MPICH) or `export` before srun; distctl run and torchrun set it"
+             MASTER_PORT 29500` (MPICH) or `export` before srun; distctl run and torchrun set it. A program that calls \
+             dist::init and is built with the feature mpi of dist needs none: it uses MPI under mpirun and mpiexec, and \
+             anywhere with DIST_TRANSPORT=mpi"
         }
         "RANK" | "WORLD_SIZE" => {
             "both are needed, on every rank: start the program with distctl run or torchrun, or give a Config"
@@ -539,6 +541,7 @@ mod tests {
         let message = Error::MissingVariable { name: "MASTER_ADDR" }.to_string();
         assert!(message.starts_with("MASTER_ADDR is not set: "), "{message}");
         assert!(message.contains("mpirun -x MASTER_ADDR=node0"), "{message}");
+        assert!(message.ends_with("with DIST_TRANSPORT=mpi") && message.contains("feature mpi"), "{message}");
     }
 
     #[test]

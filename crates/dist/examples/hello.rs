@@ -1,7 +1,7 @@
 //! Every rank prints its number, and rank 0 prints the process ids of all ranks.
 //!
 //! `distctl run -n 3 -- target/release/examples/hello` starts it as three processes; alone it is a world of one rank.
-//! Built with the feature `mpi`, it goes through MPI: `DIST_TRANSPORT=mpi mpirun -n 3 target/release/examples/hello`.
+//! Built with the feature `mpi`, it goes through MPI: `mpirun -n 3 target/release/examples/hello`.
 #![allow(clippy::print_stdout, reason = "a program prints")]
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

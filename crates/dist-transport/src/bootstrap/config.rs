@@ -117,7 +117,8 @@ impl Config {
     /// several processes. The launchers known by their variables are Open MPI's mpirun
     /// (`OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE`), MPICH, Intel MPI and relatives (`PMI_RANK`,
     /// `PMI_SIZE`), and srun (`SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`). They give no address, so `MASTER_ADDR`
-    /// and `MASTER_PORT` have to be set for all ranks.
+    /// and `MASTER_PORT` have to be set for all ranks. A program that calls `dist::init` and was built with the feature
+    /// `mpi` of `dist` needs none, because its ranks meet through MPI.
     ///
     /// Under torchrun, whose agent holds `MASTER_PORT`, the coordinator's port is 10,000 lower. If
     /// `MASTER_PORT` is below 11,024, it is 10,000 higher.
@@ -182,7 +183,12 @@ impl Config {
             config = config.with_host_id(&host);
         }
         if let Some(value) = variables.get("DIST_TRANSPORT") {
-            let expected = "auto, tcp or shm";
+            let expected = match value.as_str() {
+                "mpi" => {
+                    "auto, tcp or shm: mpi is for a program that joins with dist::init and the feature mpi of dist"
+                }
+                _ => "auto, tcp or shm",
+            };
             let invalid = |value| Error::InvalidVariable { name: "DIST_TRANSPORT", value, expected };
             config.medium = Medium::parse(&value).ok_or_else(|| invalid(value))?;
         }
@@ -548,6 +554,7 @@ mod tests {
     #[case(&[JOB[0], JOB[1], ("MASTER_ADDR", "node0:1"), JOB[3]], "MASTER_ADDR=\"node0:1\" is not a host name or")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_COORDINATOR", "x")], "DIST_COORDINATOR=\"x\" is not external")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_TRANSPORT", "rdma")], "DIST_TRANSPORT=\"rdma\" is not auto,")]
+    #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_TRANSPORT", "mpi")], "DIST_TRANSPORT=\"mpi\" is not auto, tcp or shm: mpi is for a program that joins with dist::init")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_LIVENESS", "1.9")], "DIST_LIVENESS=\"1.9\" is not a number of")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_LIVENESS", "inf")], "DIST_LIVENESS=\"inf\" is not a number of")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_SOCKETS_PER_PEER", "0")], "DIST_SOCKETS_PER_PEER=\"0\" is not a number from 1 to 64")]
