@@ -13,7 +13,7 @@ pub use dist_algos::Error as AlgorithmError;
 /// The error of a transport, as a source of errors of this crate.
 #[doc(no_inline)]
 pub use dist_transport::Error as TransportError;
-use dist_transport::{Abort, Cause, ErrorSource, StoreError};
+use dist_transport::{Abort, Cause, ErrorSource, Fingerprint, StoreError};
 
 use crate::history::HistoryDigest;
 use crate::{DType, ElementType, Operation, ReductionOrder};
@@ -638,9 +638,9 @@ fn because(
     reported: Option<&Call>,
 ) -> String {
     match (theirs, reported) {
-        _ if *cause == Cause::Unreachable => {
-            let (lower, upper) = (rank.min(reporter), rank.max(reporter));
-            format!(": rank {lower} and rank {upper} cannot reach each other")
+        _ if matches!(cause, Cause::Unreachable { .. }) => {
+            let abort = Abort { cause: cause.clone(), rank, reporter, call: Fingerprint::NONE };
+            format!(": {abort}")
         }
         // Either of the two ranks may be wrong.
         (Some(theirs), Some(reported)) => {

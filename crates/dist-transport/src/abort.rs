@@ -86,9 +86,14 @@ impl fmt::Display for Abort {
             Cause::Length { expected, got } => {
                 write!(f, "rank {rank} sends {got} bytes where rank {reporter} expects {expected}")
             }
-            Cause::Unreachable => {
-                let (lower, upper) = (rank.min(reporter), rank.max(reporter));
-                write!(f, "rank {lower} and rank {upper} cannot reach each other")
+            Cause::Unreachable { hosts } => {
+                let host = |index: usize| {
+                    hosts.map_or_else(String::new, |hosts| format!(" on host {}", hosts[index]))
+                };
+                let mut ends = [(*rank, host(0)), (*reporter, host(1))];
+                ends.sort_by_key(|(rank, _)| *rank);
+                let [lower, upper] = ends.map(|(rank, host)| format!("rank {rank}{host}"));
+                write!(f, "{lower} and {upper} cannot reach each other")
             }
             Cause::CircularWait { waits, count } => {
                 let all: Vec<_> = waits.iter().map(CircularWait::to_string).collect();
@@ -143,7 +148,10 @@ pub enum Cause {
     /// The rank and the reporter could not reach each other for too long, although the coordinator reaches both.
     /// Nobody knows which side of the network failed.
     #[error("and a peer cannot reach each other")]
-    Unreachable,
+    Unreachable {
+        /// The addresses of the rank's host and of the reporter's. Hosts of a simulated network have no addresses.
+        hosts: Option<[IpAddr; 2]>,
+    },
     /// The rank closed its communicator while a peer was still waiting for it.
     #[error(
         "left without making a call in which a peer waits for it: a loop of another length, or an early return"
@@ -287,6 +295,18 @@ mod tests {
         assert_eq!(text(1, 1), lost);
         assert_eq!(text(1, 2), format!("{lost} (2 ranks are there)"));
         assert_eq!(text(2, 4), format!("{lost} (nor from 1 more; 4 ranks are there)"));
+    }
+
+    #[test]
+    fn two_ranks_that_cannot_reach_each_other_are_named_with_their_hosts() {
+        let text = |rank, reporter, hosts| {
+            Abort { cause: Cause::Unreachable { hosts }, rank, reporter, call: Fingerprint::NONE }.to_string()
+        };
+        let [one, other] = [[10, 0, 0, 2].into(), [10, 0, 0, 4].into()];
+        let expected = "rank 1 on host 10.0.0.2 and rank 3 on host 10.0.0.4 cannot reach each other";
+        assert_eq!(text(1, 3, Some([one, other])), expected);
+        assert_eq!(text(3, 1, Some([other, one])), expected);
+        assert_eq!(text(3, 1, None), "rank 1 and rank 3 cannot reach each other");
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub(crate) fn culprit(error: &Error) -> (usize, &'static str) {
             Cause::LauncherLost => "launcher lost",
             Cause::TimedOut => "timed out",
             Cause::Protocol => "protocol",
-            Cause::Unreachable => "unreachable",
+            Cause::Unreachable { .. } => "unreachable",
             Cause::Mismatch { .. } | Cause::Length { .. } => "mismatch",
             other => panic!("{other}"),
         },

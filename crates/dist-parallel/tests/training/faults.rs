@@ -106,7 +106,7 @@ fn culprit(error: &(dyn StdError + 'static)) -> (usize, &'static str) {
         Error::Aborted { cause: Cause::CoordinatorLost, .. } => "coordinator lost",
         Error::Aborted { cause: Cause::TimedOut, .. } => "timed out",
         Error::Aborted { cause: Cause::Protocol, .. } => "protocol",
-        Error::Aborted { cause: Cause::Unreachable, .. } => "unreachable",
+        Error::Aborted { cause: Cause::Unreachable { .. }, .. } => "unreachable",
         Error::Transport { .. } if error.is_timeout() => "timed out",
         Error::Transport { .. } => "protocol",
         other => panic!("{other:?}"),

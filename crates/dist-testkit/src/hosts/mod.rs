@@ -240,6 +240,15 @@ impl Hosts {
         ip_in(&self.switch(), &format!("link set in{host} nomaster"))
     }
 
+    /// Takes down the network device of a host. The host's system reports that the network is unreachable; the others get no
+    /// error.
+    ///
+    /// # Errors
+    /// If that fails, with the reason.
+    pub fn take_down(&self, host: usize) -> Result<(), String> {
+        ip_in(&self.name(host), &format!("link set {} down", self.links.device()))
+    }
+
     /// Lets a host reach the others.
     ///
     /// # Errors

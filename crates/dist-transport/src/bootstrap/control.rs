@@ -400,7 +400,13 @@ fn encode_cause(cause: &Cause) -> (u32, [u8; Cause::WHY_BYTES]) {
             details[..8].copy_from_slice(&(*count as u64).to_le_bytes());
             15
         }
-        Cause::Unreachable => 11,
+        Cause::Unreachable { hosts } => {
+            if let Some(hosts) = hosts {
+                details[0] = 1;
+                details[1..33].copy_from_slice(hosts.map(|host| to_v6(host).octets()).as_flattened());
+            }
+            11
+        }
         Cause::Length { expected, got } => {
             details[..16].copy_from_slice([expected.to_le_bytes(), got.to_le_bytes()].as_flattened());
             9
@@ -439,7 +445,11 @@ fn decode_cause(kind: u32, details: [u8; Cause::WHY_BYTES]) -> Option<Cause> {
         }
         // The waits are in frames of their own.
         15 => Cause::CircularWait { waits: Vec::new(), count: fields.size() },
-        11 => Cause::Unreachable,
+        11 => {
+            let is_known = fields.bytes::<1>() == [1];
+            let hosts = [(); 2].map(|()| IpAddr::from(Ipv6Addr::from(fields.bytes::<16>())).to_canonical());
+            Cause::Unreachable { hosts: is_known.then_some(hosts) }
+        }
         _ => return None,
     })
 }
@@ -810,7 +820,11 @@ mod tests {
                 ..abort
             }),
             Frame::Abort(Abort { cause: Cause::Panicked, ..abort }),
-            Frame::Abort(Abort { cause: Cause::Unreachable, ..abort }),
+            Frame::Abort(Abort { cause: Cause::Unreachable { hosts: None }, ..abort }),
+            Frame::Abort(Abort {
+                cause: Cause::Unreachable { hosts: Some([v4.ip(), IpAddr::from(Ipv6Addr::LOCALHOST)]) },
+                ..abort
+            }),
             Frame::Abort(Abort { cause: Cause::gave_up(""), ..abort }),
             Frame::Abort(Abort { cause: Cause::gave_up("é".repeat(Cause::WHY_BYTES / 2)), ..abort }),
             Frame::Abort(Abort { cause: Cause::Length { expected: 3, got: u64::MAX }, ..abort }),

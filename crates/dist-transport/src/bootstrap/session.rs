@@ -177,7 +177,9 @@ impl Session {
     /// coordinator knows that the rank lives, it aborts the job.
     pub(crate) fn report_unreachable(&self, rank: usize) {
         let reporter = self.rank.index();
-        let abort = Abort { cause: Cause::Unreachable, rank, reporter, call: Fingerprint::NONE };
+        let hosts = [rank, reporter].map(|rank| self.peer_infos[rank].address.ip().to_canonical());
+        let cause = Cause::Unreachable { hosts: Some(hosts) };
+        let abort = Abort { cause, rank, reporter, call: Fingerprint::NONE };
         self.outgoing.push(Frame::Abort(abort));
         self.service_waker.notify();
     }

@@ -134,7 +134,7 @@ impl Control {
             gives_heartbeats && rank_control.seen.is_some() && self.reaches(rank, now, conditions)
         };
         if self.runs() && is_heard(rank) && is_heard(reporter) {
-            let abort = Abort { reporter, ..ended(Cause::Unreachable, rank) };
+            let abort = Abort { reporter, ..ended(Cause::Unreachable { hosts: None }, rank) };
             self.commit(abort, now, conditions);
         }
     }

@@ -263,7 +263,7 @@ fn two_ranks_that_cannot_reach_each_other_are_both_named(
     let known_by: Vec<_> = ends.into_iter().map(|end| end.unwrap()).collect();
     for (_, error, time) in &known_by {
         let (_, abort) = error.as_ref().unwrap();
-        assert_eq!(abort.cause, Cause::Unreachable);
+        assert_eq!(abort.cause, Cause::Unreachable { hosts: None });
         assert_eq!(abort.to_string(), "rank 1 and rank 2 cannot reach each other");
         assert!((limit..limit + 100 * MS).contains(time), "{time:?}");
     }

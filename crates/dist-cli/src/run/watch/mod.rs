@@ -330,7 +330,7 @@ impl RunningJob {
                     // The coordinator cannot know which of the ranks is wrong.
                     Cause::Mismatch { .. }
                     | Cause::Length { .. }
-                    | Cause::Unreachable
+                    | Cause::Unreachable { .. }
                     | Cause::CircularWait { .. } => explain(&abort),
                     cause => format!("it {cause}"),
                 };

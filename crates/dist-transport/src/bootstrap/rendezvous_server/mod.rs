@@ -544,7 +544,7 @@ impl RendezvousServer {
             match member.line.pull() {
                 Ok(None) => return,
                 Ok(Some(Frame::Beat)) => member.last_seen = self.runtime.now(),
-                Ok(Some(Frame::Abort(abort))) if abort.cause == Cause::Unreachable => {
+                Ok(Some(Frame::Abort(abort))) if matches!(abort.cause, Cause::Unreachable { .. }) => {
                     self.unreachable.push((abort, self.runtime.now()));
                 }
                 Ok(Some(Frame::Abort(abort))) => self.abort(abort),

@@ -390,7 +390,8 @@ fn a_circle_of_waits_is_told_once_every_rank_has_said_twice_that_nothing_is_on_i
 }
 
 fn unreachable(rank: usize, reporter: usize) -> Abort {
-    Abort { cause: Cause::Unreachable, rank, reporter, call: Fingerprint::NONE }
+    let cause = Cause::Unreachable { hosts: Some([[10, 0, 0, 4].into(), [10, 0, 0, 2].into()]) };
+    Abort { cause, rank, reporter, call: Fingerprint::NONE }
 }
 
 #[test]
