@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use dist_testkit::hosts::{Hosts, sent_bytes};
+use dist_testkit::hosts::{Hosts, Links, sent_bytes};
 use dist_testkit::process;
 use dist_transport::process::{Config, ProcessTransport};
 use dist_transport::{Cause, Error, Incoming, Outgoing, Runtime, Sink, Transport};
@@ -89,7 +89,9 @@ fn exchange(transport: &mut ProcessTransport, peer: usize, len: usize) -> Result
     let (deadline, mut received) = (transport.runtime().deadline(LIMIT), vec![0; len]);
     let receive = Incoming { from: peer, len, sink: Sink::Into(&mut received) };
     let send = Outgoing { to: peer, parts: &[&vec![7; len]] };
-    transport.exchange(Some(send), Some(receive), &deadline.into())
+    transport.exchange(Some(send), Some(receive), &deadline.into())?;
+    assert!(received.iter().all(|byte| *byte == 7), "rank {peer} has sent other bytes");
+    Ok(())
 }
 
 /// Sends a word to the right while receiving one from the left.
@@ -337,18 +339,27 @@ fn two_ranks_that_cannot_reach_each_other_are_both_named(#[values("true", "false
 const SOCKETS: usize = 4;
 const SOCKETS_PER_PEER: &str = "DIST_SOCKETS_PER_PEER";
 
-/// Returns the bytes that each TCP connection of this host has sent, the largest number first. Bytes that were sent twice count
-/// once.
-fn bytes_of_connections() -> Vec<u64> {
+/// The bytes that a TCP connection has sent.
+struct SentBytes {
+    /// Bytes that were sent twice count once.
+    once: u64,
+    again: u64,
+}
+
+/// Returns the bytes that each TCP connection of this host has sent, the largest number first.
+fn bytes_of_connections() -> Vec<SentBytes> {
     let listed = Command::new("ss").args(["--tcp", "--info", "--oneline", "--no-header"]).output().unwrap();
     assert!(listed.status.success(), "{}", String::from_utf8_lossy(&listed.stderr));
     let listed = String::from_utf8(listed.stdout).unwrap();
     let field = |line: &str, name: &str| {
         line.split_whitespace().find_map(|word| word.strip_prefix(name)?.parse::<u64>().ok()).unwrap_or(0)
     };
-    let sent = |line| field(line, "bytes_sent:") - field(line, "bytes_retrans:");
-    let mut sent: Vec<u64> = listed.lines().map(sent).collect();
-    sent.sort_unstable_by(|one, other| other.cmp(one));
+    let sent = |line| {
+        let again = field(line, "bytes_retrans:");
+        SentBytes { once: field(line, "bytes_sent:") - again, again }
+    };
+    let mut sent: Vec<SentBytes> = listed.lines().map(sent).collect();
+    sent.sort_unstable_by(|one, other| other.once.cmp(&one.once));
     sent
 }
 
@@ -357,7 +368,7 @@ fn rank_that_counts_bytes_of_sockets() {
     let mut transport = join();
     let peer = 1 - transport.rank().index();
     exchange(&mut transport, peer, LARGE).unwrap();
-    let sent = bytes_of_connections();
+    let sent: Vec<u64> = bytes_of_connections().iter().map(|sent| sent.once).collect();
     let share = (LARGE / SOCKETS) as u64;
     assert!(sent[..SOCKETS].iter().all(|sent| (share..share + LITTLE).contains(sent)), "{sent:?}");
     assert!(sent[SOCKETS..].iter().all(|sent| *sent < LITTLE), "{sent:?}");
@@ -370,4 +381,39 @@ fn each_socket_for_a_peer_carries_an_equal_part_of_a_large_message() {
         return rank_that_counts_bytes_of_sockets();
     }
     run_on_hosts(2, &[(SOCKETS_PER_PEER, &SOCKETS.to_string())]);
+}
+
+/// Links of 10 ms in each direction that lose one packet in a thousand.
+const SLOW_LINKS: Links = Links { latency: Duration::from_millis(10), lost_per_million: 1000, ..Links::FAST };
+const ROUND_TRIPS: u32 = 10;
+
+/// One rank of two. It notes the bytes that its system had to send again.
+fn rank_over_slow_links() {
+    let mut transport = join();
+    let (runtime, rank) = (transport.runtime().clone(), transport.rank().index());
+    pass_round(&mut transport).unwrap();
+    let start = runtime.now();
+    // A rank of two sends its next word when it has the other one's.
+    (0..ROUND_TRIPS).for_each(|_| pass_round(&mut transport).unwrap());
+    let lasted = runtime.now() - start;
+    assert!(lasted >= (ROUND_TRIPS - 1) * SLOW_LINKS.latency, "the links delay no packets: {lasted:?}");
+    exchange(&mut transport, 1 - rank, 2 * LARGE).unwrap();
+    pass_round(&mut transport).unwrap();
+    let again: u64 = bytes_of_connections().iter().map(|sent| sent.again).sum();
+    std::fs::write(shared_file(&format!("again-{rank}")), again.to_string()).unwrap();
+    pass_round(&mut transport).unwrap();
+}
+
+#[test]
+fn a_job_runs_over_links_that_delay_and_lose_packets() {
+    if process::rank().is_some() {
+        return rank_over_slow_links();
+    }
+    let skipped = |reason| println!("skipped, as this machine cannot have hosts of its own: {reason}");
+    let Ok(hosts) = Hosts::with_links(2, SLOW_LINKS).map_err(skipped) else { return };
+    let job = Job::new(hosts, 1);
+    job.run(&[]).assert_success();
+    let again = |rank| std::fs::read_to_string(job.folder.path().join(format!("again-{rank}"))).unwrap();
+    let again = [0, 1].map(|rank| again(rank).parse::<u64>().unwrap());
+    assert!(again.iter().sum::<u64>() > 0, "no packet was lost");
 }
