@@ -259,6 +259,81 @@ mod tests {
         assert!(matches!(Wish::parse(lexopt::Parser::from_args(["--hosts", "2"])), Err(Failure::Usage(_))));
     }
 
+    /// The variable that makes this test the program of a rank.
+    const IS_RANK: &str = "TEST_OF_HOSTS_IS_RANK";
+    const LATENCY: Duration = Duration::from_millis(20);
+    const TRIPS: u32 = 5;
+    /// Bytes that take a quarter of a second at 100 Mbit/s.
+    const LEN: usize = 25_000_000 / 8;
+
+    /// One rank of two: bounces a byte, and then sends or receives [`LEN`] bytes.
+    fn be_a_rank() {
+        use std::io::Read;
+        use std::net::{TcpListener, TcpStream};
+        let variable = |name: &str| std::env::var(name).expect("a rank has all variables");
+        assert_eq!((variable("WORLD_SIZE"), variable("LOCAL_WORLD_SIZE")), ("2".to_owned(), "1".to_owned()));
+        let address = format!("{}:{}", variable("MASTER_ADDR"), variable("MASTER_PORT"));
+        let is_first = variable("RANK") == "0";
+        let mut stream = if is_first {
+            TcpListener::bind(address)
+                .and_then(|listener| listener.accept())
+                .expect("the other rank connects")
+                .0
+        } else {
+            // The listener may not be there yet.
+            let limit = std::time::Instant::now() + Duration::from_secs(30);
+            loop {
+                match TcpStream::connect(&address) {
+                    Ok(stream) => break stream,
+                    Err(error) => assert!(std::time::Instant::now() < limit, "{error}"),
+                }
+            }
+        };
+        stream.set_nodelay(true).expect("it is a connection");
+        let start = std::time::Instant::now();
+        let mut byte = [0];
+        for _ in 0..TRIPS {
+            if is_first {
+                stream.write_all(&byte).expect("the other rank is there");
+            }
+            stream.read_exact(&mut byte).expect("the other rank is there");
+            if !is_first {
+                stream.write_all(&byte).expect("the other rank is there");
+            }
+        }
+        let bounced = start.elapsed();
+        assert!(bounced >= (2 * TRIPS - 1) * LATENCY, "the links delay no packets: {bounced:?}");
+        if is_first {
+            stream.write_all(&vec![7; LEN]).expect("the other rank is there");
+        } else {
+            stream.read_exact(&mut vec![0; LEN]).expect("all bytes arrive");
+            let lasted = start.elapsed() - bounced;
+            assert!(lasted >= Duration::from_millis(200), "the bandwidth is not limited: {lasted:?}");
+        }
+    }
+
+    #[test]
+    fn a_program_runs_on_hosts_with_slow_links() {
+        if std::env::var_os(IS_RANK).is_some() {
+            return be_a_rank();
+        }
+        let program = std::env::current_exe().expect("the system knows it").display().to_string();
+        let test = std::thread::current().name().expect("a test has a name").to_owned();
+        let run_ranks = |variable: &str| {
+            let words = "--hosts 2 --bandwidth 100Mbit --latency 20ms -- env".split(' ');
+            let program = [variable, &program, "--exact", &test];
+            run(lexopt::Parser::from_args(words.chain(program))).map_err(|failure| failure.to_string())
+        };
+        match run_ranks(&format!("{IS_RANK}=yes")) {
+            Err(reason) if reason.starts_with("this machine cannot have hosts") => {
+                #[expect(clippy::print_stderr, reason = "a test that is skipped says why")]
+                return eprintln!("skipped: {reason}");
+            }
+            ran => assert_eq!(ran, Ok(())),
+        }
+        assert!(run_ranks("--no-such-option").is_err(), "a program that fails is reported");
+    }
+
     /// Every rank writes a file when it ends.
     #[test]
     fn the_rank_that_failed_is_named_when_all_have_ended() {
