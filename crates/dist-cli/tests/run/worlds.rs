@@ -12,7 +12,7 @@ use rstest::rstest;
 use rustix::process::{Signal, kill_process};
 
 use super::machines::Machines;
-use super::{END, distctl, lines};
+use super::{END, behind, distctl, lines};
 
 /// Joins a world and checks a call with all its ranks.
 fn join() -> Communicator {
@@ -78,6 +78,25 @@ fn a_failure_in_the_second_world_is_reported_as_in_the_first(
         told.iter().any(|line| line.starts_with("distctl: rank 1 ") && line.ends_with(&named)),
         "{told:?}"
     );
+}
+
+/// The ranks take turns on the cores of this machine.
+#[cfg(target_os = "linux")]
+#[test]
+fn ranks_of_a_world_of_256_need_no_more_than_1024_descriptors() {
+    use rustix::process::{Resource, getrlimit};
+    if std::env::var(END).is_ok() {
+        assert_eq!(getrlimit(Resource::Nofile).current, Some(1024));
+        let mut comm = Communicator::from_env().unwrap();
+        assert_eq!(comm.world_size(), 256);
+        return comm.barrier().unwrap();
+    }
+    let program = std::env::current_exe().unwrap().display().to_string();
+    let test = std::thread::current().name().unwrap().to_owned();
+    let mut launcher = distctl(&["run", "-n", "256", "--", &program, "--exact", &test]);
+    let limited = ["sh", "-c", "ulimit -Sn 1024; exec \"$0\" \"$@\""];
+    let output = behind(&limited, launcher.env(END, "start")).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
 }
 
 #[test]
