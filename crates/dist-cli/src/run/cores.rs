@@ -1,5 +1,6 @@
 //! The cores that each rank is bound to, and its number of threads.
 
+use std::path::Path;
 use std::process::Command;
 
 #[cfg(target_os = "linux")]
@@ -34,9 +35,14 @@ pub(super) fn share(cores: &[usize], rank: usize, ranks: usize) -> &[usize] {
 /// the cores.
 pub(super) fn of_rank(bind: Bind, rank: usize, ranks: usize) -> Option<String> {
     let cores = allowed().filter(|cores| !cores.is_empty())?;
+    share_in(Path::new(numa::FOLDER), &cores, bind, (rank, ranks))
+}
+
+/// Returns the value of [`CORES`] for a rank that shares these cores, with the NUMA nodes in a folder.
+fn share_in(nodes: &Path, cores: &[usize], bind: Bind, (rank, ranks): (usize, usize)) -> Option<String> {
     let share = match bind {
-        Bind::Cores => share(&cores, rank, ranks).to_vec(),
-        Bind::Numa => numa::share(&numa::nodes(), &cores, rank, ranks),
+        Bind::Cores => share(cores, rank, ranks).to_vec(),
+        Bind::Numa => numa::share(&numa::nodes_in(nodes), cores, rank, ranks),
         Bind::None => return None,
     };
     Some(share.iter().map(usize::to_string).collect::<Vec<_>>().join(","))
@@ -78,7 +84,14 @@ pub(crate) fn allowed() -> Option<Vec<usize>> {
 /// unbound.
 #[cfg(target_os = "linux")]
 pub(super) fn bind() {
-    let Ok(cores) = std::env::var(CORES) else { return };
+    if let Ok(cores) = std::env::var(CORES) {
+        bind_to(&cores);
+    }
+}
+
+/// Binds this thread, and threads that it starts later, to cores such as `0,1`.
+#[cfg(target_os = "linux")]
+fn bind_to(cores: &str) {
     let mut set = CpuSet::new();
     let cores = cores.split(',').filter_map(|core| core.parse().ok());
     cores.filter(|&core| core < CpuSet::MAX_CPU).for_each(|core| set.set(core));
@@ -90,7 +103,56 @@ pub(super) const fn bind() {}
 
 #[cfg(test)]
 mod tests {
+    use rstest::rstest;
+
     use super::*;
+    use crate::run::numa::tests::topology;
+
+    /// The cores of the nodes are numbered alternately, or one node after the other.
+    #[rstest]
+    #[case::two_nodes(&["0,2,4,6", "1,3,5,7"], &[("0,2", "0,1"), ("4,6", "2,3"), ("1,3", "4,5"), ("5,7", "6,7")])]
+    #[case::four_nodes(&["0,4", "1,5", "2,6", "3,7"], &[("0,4", "0,1"), ("1,5", "2,3"), ("2,6", "4,5"), ("3,7", "6,7")])]
+    #[case::more_ranks_than_nodes(&["0,4", "1,5", "2,6", "3,7"], &[
+        ("0", "0"), ("4", "1"), ("1", "2"), ("5", "3"), ("2", "4"), ("6", "5"), ("3", "6"), ("7", "7"),
+    ])]
+    #[case::fewer_ranks_than_nodes(&["0,4", "1,5", "2,6", "3,7"], &[("0,4,1,5", "0,1,2,3"), ("2,6,3,7", "4,5,6,7")])]
+    #[case::no_nodes(&[], &[("0,1,2,3", "0,1,2,3"), ("4,5,6,7", "4,5,6,7")])]
+    fn a_rank_bound_to_a_node_gets_cores_of_that_node(
+        #[case] nodes: &[&str],
+        #[case] expected: &[(&str, &str)],
+    ) {
+        let (folder, cores) = (topology(nodes), (0..8).collect::<Vec<_>>());
+        let ranks = expected.len();
+        for (rank, (by_node, by_core)) in expected.iter().enumerate() {
+            let bound = |bind| share_in(folder.path(), &cores, bind, (rank, ranks));
+            assert_eq!(bound(Bind::Numa).as_deref(), Some(*by_node), "rank {rank}");
+            assert_eq!(bound(Bind::Cores).as_deref(), Some(*by_core), "rank {rank}");
+            assert_eq!(bound(Bind::None), None);
+        }
+    }
+
+    /// The cores of this machine are on two nodes. The last of them is alone on its node.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_rank_runs_on_the_cores_of_its_node() {
+        let cores = allowed().unwrap();
+        let Some((last, others)) = cores.split_last().filter(|(_, others)| !others.is_empty()) else {
+            return;
+        };
+        let list = others.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+        let folder = topology(&[&list, &last.to_string()]);
+        for (rank, expected) in [(0, others), (1, &[*last][..])] {
+            let value = share_in(folder.path(), &cores, Bind::Numa, (rank, 2)).unwrap();
+            let bound = std::thread::scope(|scope| {
+                let bind = || {
+                    bind_to(&value);
+                    allowed().unwrap()
+                };
+                scope.spawn(bind).join().unwrap()
+            });
+            assert_eq!(bound, expected, "rank {rank}");
+        }
+    }
 
     #[test]
     fn shares_are_equal_and_cover_all_cores() {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 /// Folder in which Linux lists the nodes.
-const FOLDER: &str = "/sys/devices/system/node";
+pub(super) const FOLDER: &str = "/sys/devices/system/node";
 
 /// A NUMA node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub(crate) fn nodes() -> Vec<NumaNode> {
 
 /// Returns the nodes in a folder with the layout of [`FOLDER`], such as `node0/cpulist`. Nodes without cores
 /// are left out.
-fn nodes_in(folder: &Path) -> Vec<NumaNode> {
+pub(super) fn nodes_in(folder: &Path) -> Vec<NumaNode> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut nodes: Vec<NumaNode> = entries
         .filter_map(|entry| {
@@ -65,13 +65,13 @@ pub(super) fn share(nodes: &[NumaNode], allowed: &[usize], rank: usize, ranks: u
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use rstest::rstest;
 
     use super::*;
 
     /// Creates a folder with the layout of [`FOLDER`] and these lists of cores.
-    fn topology(lists: &[&str]) -> tempfile::TempDir {
+    pub(in crate::run) fn topology(lists: &[&str]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for (number, list) in lists.iter().enumerate() {
             let node = folder.path().join(format!("node{number}"));

@@ -31,7 +31,8 @@ pub(crate) const POOL_RANKS_MAX: usize = 4096;
 const BITMAP_WORDS: usize = 2;
 /// Units of the pool: the memory of one member each.
 const UNITS: usize = BITMAP_WORDS * 64;
-/// Units that keep their pages when they are free. Groups use the first free units, so these are used again soon.
+/// Units that keep their pages when they are free. Groups use the first free units, so these are used again soon. Their pages
+/// stay on the NUMA node of the rank that used them first.
 const KEPT_UNITS: usize = 16;
 /// Records of the table, a power of two. A process can map fewer segments than this.
 const RECORDS: usize = 1 << 16;

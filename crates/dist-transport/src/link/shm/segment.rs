@@ -63,8 +63,9 @@ pub(super) struct Ends {
 
 /// Creates a segment, with the descriptor that lets another process open it.
 ///
-/// The pages of the counters and fastboxes are allocated here, and those of a ring by its writer when it reaches them.
-/// Most links carry only small messages, and allocating all pages would take longer than everything else.
+/// The pages of the counters and fastboxes are allocated here, and those of a ring by its writer when it reaches them. They
+/// are on the NUMA node of the process that allocates them. Most links carry only small messages, and allocating all pages
+/// would take longer than everything else.
 pub(super) fn create(nonce: &Nonce) -> io::Result<(OwnedFd, Ends)> {
     let (file, mapping) = Mapping::create(SEGMENT_BYTES)?;
     let grows = match mapping.reserve(0, PAGE_BYTES) {
