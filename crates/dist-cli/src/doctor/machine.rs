@@ -1,7 +1,8 @@
 //! Findings about a machine that need no other machine.
 
 use std::fs;
-use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::Path;
 use std::time::Duration;
 
@@ -35,9 +36,10 @@ pub(super) fn look_around(world_size: usize, ranks: usize, hosted: usize) -> imp
     found.into_iter().flatten().chain(interfaces(Path::new("/sys/class/net")))
 }
 
-/// Returns the NUMA nodes of this machine, and the nodes that each rank may run on.
+/// Returns the NUMA nodes of this machine, if the system lists them, and the cores and nodes that each rank may run on.
+/// Returns `None` if the system lists neither.
 pub(super) fn binding(nodes: &[NumaNode], ranks: &[(usize, &[usize])]) -> Option<Finding> {
-    if nodes.is_empty() {
+    if nodes.is_empty() && ranks.iter().all(|(_, cores)| cores.is_empty()) {
         return None;
     }
     let nodes_of = |cores: &[usize]| -> Vec<usize> {
@@ -46,17 +48,22 @@ pub(super) fn binding(nodes: &[NumaNode], ranks: &[(usize, &[usize])]) -> Option
     };
     let list = |numbers: &[usize]| numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
     let places = ranks.iter().map(|(rank, cores)| {
-        format!("rank {rank} on cores {} of node {}", list(cores), list(&nodes_of(cores)))
+        let of_nodes = match &nodes_of(cores)[..] {
+            [] => String::new(),
+            numbers => format!(" of node {}", list(numbers)),
+        };
+        format!("rank {rank} on cores {}{of_nodes}", list(cores))
     });
     let places = places.collect::<Vec<_>>().join("; ");
     let is_spread = ranks.iter().any(|(_, cores)| nodes_of(cores).len() > 1);
     let advice = "memory of another node is slower: distctl run --bind numa keeps each rank within one";
-    let count = nodes.len();
-    let unit = if count == 1 { "node" } else { "nodes" };
-    Some(
-        Finding::new("numa", format!("{count} {unit}: {places}"))
-            .but_if(is_spread && ranks.len() >= count, advice),
-    )
+    let count = match nodes.len() {
+        0 => "the system lists no nodes".to_owned(),
+        1 => "1 node".to_owned(),
+        count => format!("{count} nodes"),
+    };
+    let is_wrong = is_spread && ranks.len() >= nodes.len();
+    Some(Finding::new("numa", format!("{count}: {places}")).but_if(is_wrong, advice))
 }
 
 /// Returns the setting for huge pages.
@@ -163,14 +170,21 @@ fn name() -> Option<Finding> {
     let name = name.trim();
     let addresses: Vec<IpAddr> =
         (name, 0).to_socket_addrs().map_or_else(|_| Vec::new(), |all| all.map(|at| at.ip()).collect());
-    let reached = addresses.iter().find(|address| !address.is_loopback());
-    Some(Finding::new(
-        "name",
-        match reached {
-            Some(address) => format!("{name} is {address}"),
-            None => format!("{name} is no address that other machines reach: say another one to --rdzv"),
+    Some(name_finding(name, &addresses))
+}
+
+/// Returns the finding about the name of this machine, which has these addresses here.
+fn name_finding(name: &str, addresses: &[IpAddr]) -> Finding {
+    let advice = "if it is the first machine of a job, give --rdzv or MASTER_ADDR its IP address, or mend /etc/hosts or DNS";
+    match addresses {
+        [] => Finding::new("name", format!("{name} has no address")).but(advice),
+        [first, ..] => match addresses.iter().find(|address| !address.is_loopback()) {
+            Some(address) => Finding::new("name", format!("{name} is {address}")),
+            None => {
+                Finding::new("name", format!("{name} is {first}, which no other machine reaches")).but(advice)
+            }
         },
-    ))
+    }
 }
 
 /// Returns the address by which this machine reaches the coordinator. Other machines reach it by the same
@@ -179,27 +193,52 @@ fn coordinator() -> Option<Finding> {
     let name = std::env::var("MASTER_ADDR").ok()?;
     let runtime = Runtime::system();
     let start = runtime.now();
-    let address = (name.as_str(), 9).to_socket_addrs().ok()?.next()?;
+    let resolved = (name.as_str(), 9).to_socket_addrs().and_then(|mut all| all.next().ok_or_else(no_address));
     let took = runtime.now().saturating_sub(start);
-    // Sends nothing: the system only chooses the address of this machine.
-    let any: IpAddr = if address.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() };
-    let socket = UdpSocket::bind((any, 0)).ok()?;
-    socket.connect(address).ok()?;
-    let own = socket.local_addr().ok()?.ip();
-    let routes = fs::read_to_string("/proc/net/route").unwrap_or_default();
-    let device = device_of(own, &routes).map_or(String::new(), |device| format!(", by {device}"));
+    let own = resolved.and_then(|address| Ok((address, own_address(address)?)));
+    Some(coordinator_finding(&name, own, took))
+}
+
+fn no_address() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, "the name has no address")
+}
+
+/// Returns the address of this machine by which it reaches another one. Sends nothing: the system only chooses the address.
+fn own_address(other: SocketAddr) -> io::Result<IpAddr> {
+    let any: IpAddr = if other.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(other)?;
+    Ok(socket.local_addr()?.ip())
+}
+
+/// Returns the finding about a coordinator of this name, with its address and that of this machine.
+fn coordinator_finding(name: &str, found: io::Result<(SocketAddr, IpAddr)>, took: Duration) -> Finding {
+    let (address, own) = match found {
+        Ok(found) => found,
+        Err(error) => {
+            let found = format!("{name} cannot be reached from this machine: {error}");
+            let advice = "set MASTER_ADDR to an IP address that this machine reaches, or mend /etc/hosts, DNS or the routes";
+            return Finding::new("coordinator", found).but(advice);
+        }
+    };
+    let [routes, addresses_v6] =
+        ["/proc/net/route", "/proc/net/if_inet6"].map(|file| fs::read_to_string(file).unwrap_or_default());
+    let device = match own {
+        IpAddr::V4(own) => device_of(own, &routes),
+        IpAddr::V6(own) => device_of_v6(own, &addresses_v6),
+    };
+    let device = device.map_or(String::new(), |device| format!(", by {device}"));
     let found = format!(
         "{name} is {}, looked up in {:.1} ms; this machine is {own} for the others{device}",
         address.ip(),
         took.as_secs_f64() * 1e3
     );
     let advice = "names are looked up slowly, at each start: set MASTER_ADDR to an IP address, or mend DNS";
-    Some(Finding::new("coordinator", found).but_if(took > LOOKUP_MAX, advice))
+    Finding::new("coordinator", found).but_if(took > LOOKUP_MAX, advice)
 }
 
 /// Returns the network device whose network an address is in, by the text of `/proc/net/route`.
-fn device_of(address: IpAddr, routes: &str) -> Option<String> {
-    let IpAddr::V4(address) = address else { return None };
+fn device_of(address: Ipv4Addr, routes: &str) -> Option<String> {
     let address = u32::from_ne_bytes(address.octets());
     let hexadecimal = |text: &str| u32::from_str_radix(text, 16).ok();
     let route = |line: &str| {
@@ -209,6 +248,13 @@ fn device_of(address: IpAddr, routes: &str) -> Option<String> {
         (mask != 0 && address & mask == destination).then(|| (mask.count_ones(), columns[0].to_owned()))
     };
     routes.lines().filter_map(route).max().map(|(_, device)| device)
+}
+
+/// Returns the network device that has an address, by the text of `/proc/net/if_inet6`.
+fn device_of_v6(address: Ipv6Addr, devices: &str) -> Option<String> {
+    let address = format!("{:032x}", u128::from(address));
+    let line = devices.lines().find(|line| line.starts_with(&address))?;
+    Some(line.split_whitespace().last()?.to_owned())
 }
 
 fn congestion() -> Option<Finding> {
@@ -287,7 +333,50 @@ mod tests {
             cores.iter().enumerate().map(|(at, cores)| (3 + at, *cores)).collect();
         let finding = binding(&nodes, &ranks).unwrap();
         assert_eq!((finding.found.as_str(), finding.advice.is_some()), (found, is_wrong));
-        assert_eq!(binding(&[], &ranks), None);
+    }
+
+    #[test]
+    fn the_cores_of_each_rank_are_reported_without_nodes() {
+        let finding = binding(&[], &[(3, &[0, 1]), (4, &[2])]).unwrap();
+        assert_eq!(finding.found, "the system lists no nodes: rank 3 on cores 0,1; rank 4 on cores 2");
+        assert_eq!(finding.advice, None);
+        assert_eq!(binding(&[], &[(3, &[])]), None);
+    }
+
+    #[rstest]
+    #[case(&[[127, 0, 1, 1], [10, 0, 0, 4]], "node3 is 10.0.0.4", false)]
+    #[case(&[[127, 0, 1, 1]], "node3 is 127.0.1.1, which no other machine reaches", true)]
+    #[case(&[], "node3 has no address", true)]
+    fn a_name_that_no_other_machine_reaches_has_advice(
+        #[case] addresses: &[[u8; 4]],
+        #[case] found: &str,
+        #[case] is_wrong: bool,
+    ) {
+        let addresses: Vec<IpAddr> = addresses.iter().map(|&octets| octets.into()).collect();
+        let finding = name_finding("node3", &addresses);
+        assert_eq!((finding.found.as_str(), finding.advice.is_some()), (found, is_wrong));
+    }
+
+    #[test]
+    fn a_coordinator_that_cannot_be_reached_has_advice() {
+        let finding = coordinator_finding("node0", Err(no_address()), Duration::ZERO);
+        assert_eq!(finding.found, "node0 cannot be reached from this machine: the name has no address");
+        assert!(finding.advice.is_some_and(|advice| advice.contains("MASTER_ADDR")));
+        let local = (SocketAddr::from(([127, 0, 0, 1], 9)), IpAddr::from([127, 0, 0, 1]));
+        let finding = coordinator_finding("node0", Ok(local), Duration::ZERO);
+        assert!(finding.found.starts_with("node0 is 127.0.0.1, looked up in 0.0 ms"), "{finding:?}");
+        assert_eq!(finding.advice, None);
+        assert!(coordinator_finding("node0", Ok(local), 2 * LOOKUP_MAX).advice.is_some());
+    }
+
+    #[test]
+    fn the_device_of_an_ipv6_address_is_reported() {
+        let devices = "00000000000000000000000000000001 01 80 10 80       lo\n\
+                       fd250017000700000000000000000002 05 40 00 80      ib0\n";
+        let device = |address: &str| device_of_v6(address.parse().unwrap(), devices);
+        assert_eq!(device("fd25:17:7::2").as_deref(), Some("ib0"));
+        assert_eq!(device("::1").as_deref(), Some("lo"));
+        assert_eq!(device("fd25:17:7::3"), None);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use dist_transport::process::{Config, ProcessTransport};
 use rstest::rstest;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use serde_json::Value;
 
 use super::{END, behind, distctl, lines};
 
@@ -60,6 +61,55 @@ impl Machines {
         });
         launched.map(|launcher| launcher.wait_with_output().unwrap())
     }
+}
+
+/// The ranks of the two machines have different host ids.
+#[cfg(target_os = "linux")]
+#[test]
+fn doctor_examines_all_machines_of_a_job() {
+    let doctor = |options: &[&str]| -> String {
+        let machines = Machines::new();
+        let launched = ["one", "other"].into_iter().enumerate().map(|(machine, host)| {
+            let command = [&[env!("CARGO_BIN_EXE_distctl"), "doctor"], options].concat();
+            machines.start(machine, "2", &command).env("DIST_HOST_ID", host).spawn().unwrap()
+        });
+        let launched: Vec<_> = launched.collect();
+        let outputs: Vec<Output> =
+            launched.into_iter().map(|launcher| launcher.wait_with_output().unwrap()).collect();
+        assert!(outputs.iter().all(|output| output.status.success()), "{outputs:?}");
+        assert!(outputs[1].stdout.is_empty(), "rank 0 prints all");
+        String::from_utf8(outputs[0].stdout.clone()).unwrap()
+    };
+    let findings: Vec<Value> =
+        doctor(&["--json"]).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let found = |check: &str| -> Vec<(u64, &str)> {
+        let of_check = findings.iter().filter(|finding| finding["check"] == check);
+        of_check.map(|line| (line["rank"].as_u64().unwrap(), line["found"].as_str().unwrap())).collect()
+    };
+    let [(0, first), (2, second)] = found("ranks")[..] else { panic!("{findings:?}") };
+    assert!(first.starts_with("0, 1 run on this machine") && second.starts_with("2, 3 run"), "{findings:?}");
+    for check in ["interfaces", "coordinator", "numa", "name", "files"] {
+        let ranks: Vec<u64> = found(check).iter().map(|(rank, _)| *rank).collect();
+        assert_eq!(ranks, [0, 2], "{check}: {findings:?}");
+    }
+    assert!(
+        found("coordinator").iter().all(|(_, found)| found.starts_with("127.0.0.1 is 127.0.0.1, looked up"))
+    );
+    let mut links = found("link");
+    links.sort_unstable();
+    let ways = links.iter().map(|(rank, found)| (*rank, found.split(':').next().unwrap()));
+    let expected = [(1, "to rank 0 by memory"), (2, "to rank 0 by TCP"), (3, "to rank 0 by TCP")];
+    assert_eq!(ways.collect::<Vec<_>>(), expected);
+    let [(2, clock)] = found("clock")[..] else { panic!("{findings:?}") };
+    let ahead: f64 = clock.split(' ').next().unwrap().parse().unwrap();
+    assert!(clock.contains(" ms ") && ahead < 5000.0, "both machines are this one: {clock}");
+    let text = doctor(&[]);
+    let (_, matrix) = text.split_once("between hosts: one way for 8 bytes").unwrap();
+    let rows: Vec<Vec<&str>> = matrix.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[0], ["rank", "0", "rank", "2"]);
+    let ([first, second], [speeds, others]) = ([&rows[1], &rows[2]], [&rows[1][3..], &rows[2][2..6]]);
+    assert_eq!((&first[..3], &second[..2], second[6]), (&["rank", "0", "-"][..], &["rank", "2"][..], "-"));
+    assert_eq!(speeds, others, "the link between both is in both rows");
 }
 
 #[test]
