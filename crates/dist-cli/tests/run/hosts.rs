@@ -8,8 +8,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use dist_collectives::Communicator;
 use dist_collectives::transport::Runtime;
+use dist_collectives::{Communicator, ReduceOp};
 use rstest::rstest;
 use rustix::process::Signal;
 
@@ -376,11 +376,26 @@ impl Drop for Sshd {
 
 #[test]
 fn a_job_runs_over_ssh() {
+    if std::env::var(END).is_ok() {
+        let mut comm = Communicator::from_env().unwrap();
+        let mut sum = [comm.rank() as u64 + 1];
+        comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+        let hosts = comm.hosts();
+        assert!(sum == [6] && hosts[0] != hosts[1] && hosts[1] == hosts[2], "{sum:?} on {hosts:?}");
+        return;
+    }
     let Some(sshd) = Sshd::start() else { return };
     let script = "echo $RANK $WORLD_SIZE $MASTER_ADDR; test -n \"$SSH_CONNECTION\"";
     let output = sshd.run("127.0.0.1:1,localhost:2", script);
     assert!(output.status.success(), "{output:?}");
     assert_eq!(lines(&output.stdout), ["0 3 127.0.0.1", "1 3 127.0.0.1", "2 3 127.0.0.1"]);
+    let program = std::env::current_exe().unwrap().display().to_string();
+    let test = std::thread::current().name().unwrap().to_owned();
+    // Both hosts are this machine. The first one has one rank, the second one two: their names differ.
+    let script =
+        format!("DIST_HOST_ID=$LOCAL_WORLD_SIZE {END}=join exec {program} --exact {test} --nocapture");
+    let output = sshd.run("127.0.0.1:1,localhost:2", &script);
+    assert!(output.status.success(), "{output:?}");
     let output = sshd.run("127.0.0.1:1,localhost:2", "test $RANK = 2 && exit 7; echo $$; exec sleep 1000");
     assert_eq!(output.status.code(), Some(7), "{output:?}");
     lines(&output.stdout).iter().for_each(|pid| wait_until_gone(pid));
