@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::command::{Failure, Steps, cargo, output, print_help, show, target_folder};
+use crate::members;
 
 pub(crate) const HELP: &str = "\
 cargo xtask torch [--all | --install]
@@ -11,10 +12,10 @@ cargo xtask torch [--all | --install]
 Builds and tests dist-torch, the backend of torch.distributed, and prints how long that took. It is no default
 member, because it needs Python from 3.10 on with its modules venv and pip, a C compiler, and 1.7 GB for
 PyTorch, which pip installs into target/torch-venv. Delete that folder to install afresh.
-  (no option)  clippy, documents, an unoptimised wheel, the tests of dist-torch, and those tests of PyTorch
-               which crates/dist-torch/tests/quick.txt lists, on 2 ranks
-  --all        an optimised wheel, the tests of dist-torch, all distributed tests of PyTorch with Gloo and
-               with dist on 2, 3 and 4 ranks, and the table of their outcomes in the crate's README
+  (no option)  clippy, documents, an unoptimised wheel, the tests of dist-torch, the command of torchrun in the
+               guide, and those tests of PyTorch which crates/dist-torch/tests/quick.txt lists, on 2 ranks
+  --all        an optimised wheel, the tests of dist-torch and of torchrun, all distributed tests of PyTorch with
+               Gloo and with dist on 2, 3 and 4 ranks, and the table of their outcomes in the crate's README
   --install    only the virtual environment
 
 All libraries for GPUs that the wheel of PyTorch requires take 5.4 GB. Tests on CPUs call none of them, so
@@ -97,6 +98,14 @@ pub(crate) fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
     steps.step("torch: wheel", || environment.install_wheel(extent))?;
     steps.step("torch: tests", || {
         show(environment.python("pytest").args(["-q", "crates/dist-torch/tests"]))
+    })?;
+    // `cargo xtask ci` skips this test if PyTorch is not yet installed.
+    steps.step("torch: the command of torchrun", || {
+        let features = members::all_features()?;
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let folders = [environment.0.join("bin")].into_iter().chain(std::env::split_paths(&path));
+        let path = std::env::join_paths(folders).map_err(|error| Failure::Check(error.to_string()))?;
+        show(cargo(&format!("test {features} --test run -- torchrun::")).env("PATH", path))
     })?;
     match extent {
         Extent::All => steps.step("torch: all tests of PyTorch", || environment.compare_suites())?,
