@@ -13,7 +13,8 @@ use dist_algos::{ALGORITHMS, Algorithm, AlgorithmTable, CostModel, Hosts, Placem
 use dist_transport::process::{Config, Medium, ProcessTransport};
 use dist_transport::runtime::Deadline;
 use dist_transport::{
-    Cause, Chain, ChannelId, Error as TransportError, ErrorSource, Rank, Runtime, Store, Traffic, Transport,
+    Cause, Chain, ChannelId, Error as TransportError, ErrorSource, Rank, Runtime, StartedCount, Store, Traffic,
+    Transport,
 };
 
 use crate::engine::{CallOptions, Engine, MessageMemory, NewMessage, SharedMemory, alloc};
@@ -92,6 +93,8 @@ pub struct Communicator {
     pub(crate) levels: Option<Arc<HostLevels>>,
     /// The channels of windows that threads serve, once there was such a window. `None` while one is open.
     pub(crate) window_channels: Option<ServiceChannels>,
+    /// The started operations that have not ended.
+    started: StartedCount,
     /// The number of announced calls.
     announced: u64,
     /// The number of groups that were created with each tag and list of members.
@@ -210,8 +213,14 @@ impl Communicator {
             Err(source) => Err(source.clone()),
         };
         let of_messages = |forked: Option<_>| Engine::of_messages(forked.expect(OF_ALL), channel, table);
-        let messages = messages.map(|forked| Some(Box::new(of_messages(forked))));
-        let engine = Engine::new(transport, channel, history, table);
+        let started = StartedCount::default();
+        let messages = messages.map(|forked| {
+            let mut engine = of_messages(forked);
+            engine.transport.set_started_count(&started);
+            Some(Box::new(engine))
+        });
+        let mut engine = Engine::new(transport, channel, history, table);
+        engine.transport.set_started_count(&started);
         let group = GroupInfo {
             rank: engine.rank(),
             members,
@@ -234,6 +243,7 @@ impl Communicator {
             runtime,
             levels: None,
             window_channels: None,
+            started,
             announced: 0,
             local_groups: HashMap::new(),
         }
@@ -653,7 +663,10 @@ impl Communicator {
         };
         let outcome = Arc::new(OperationOutcome::new());
         let own_outcome = Arc::clone(&outcome);
+        let started = self.started.clone();
+        started.record_start();
         let finish = move |memories, result: Result<()>| {
+            started.record_end();
             let memory = collect(memories);
             own_outcome.complete(match result {
                 Ok(()) => Ok(memory),
@@ -679,7 +692,7 @@ impl Communicator {
     #[cold]
     fn start_worker(&mut self) -> Result<()> {
         self.fork_alone()?;
-        let queue = OperationQueue::new(self.runtime.clone(), self.spins());
+        let queue = OperationQueue::new(self.runtime.clone(), self.spins(), self.started.clone());
         self.collectives = Some(self.new_worker(queue, "worker")?);
         Ok(())
     }

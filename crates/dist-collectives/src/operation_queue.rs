@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use dist_transport::runtime::{Deadline, Unparker};
-use dist_transport::{Cause, Runtime, Traffic, Transport};
+use dist_transport::{Cause, Runtime, StartedCount, Traffic, Transport};
 
 use crate::engine::Engine;
 use crate::pending::{Failed, OperationOutcome, OperationSource, RunningOperation};
@@ -32,6 +32,8 @@ struct QueueShared {
     state: Mutex<OperationQueueState>,
     /// [`IDLE`], [`READY`] or [`EXECUTING`], for threads that spin without the lock.
     activity: AtomicU8,
+    /// The started operations of the communicator that have not ended.
+    started_count: StartedCount,
     runtime: Runtime,
     /// The number of polls of a thread before it sleeps.
     spins: u32,
@@ -101,7 +103,7 @@ const GRACE_POLLS: u32 = 60;
 
 impl OperationQueue {
     /// Creates an empty queue. The communicator has the engine.
-    pub(crate) fn new(runtime: Runtime, spins: u32) -> Self {
+    pub(crate) fn new(runtime: Runtime, spins: u32, started_count: StartedCount) -> Self {
         let state = OperationQueueState {
             engine: EngineLocation::Communicator,
             operations: VecDeque::new(),
@@ -115,7 +117,7 @@ impl OperationQueue {
             is_closed: false,
         };
         let (state, activity) = (Mutex::new(state), AtomicU8::new(IDLE));
-        Self(Arc::new(QueueShared { state, activity, runtime, spins }))
+        Self(Arc::new(QueueShared { state, activity, started_count, runtime, spins }))
     }
 
     pub(crate) fn runtime(&self) -> &Runtime {
@@ -137,6 +139,7 @@ impl OperationQueue {
         operation: impl FnOnce(&mut Engine, &mut B) -> Result<()> + Send + 'static,
     ) -> Pending<B> {
         let outcome = Arc::new(OperationOutcome::new());
+        self.0.started_count.record_start();
         let mut state = self.lock();
         let claim = state.claim(deadline);
         let (own_claim, own_outcome, queue) = (claim.clone(), Arc::clone(&outcome), Arc::downgrade(&self.0));
@@ -154,6 +157,7 @@ impl OperationQueue {
                 Err(Error::Panicked)
             });
             if let Some(queue) = queue.upgrade() {
+                queue.started_count.record_end();
                 Self(queue).lock().record(before, engine.traffic());
             }
             own_outcome.complete(match done {

@@ -43,11 +43,10 @@ impl Fingerprint {
         same_place && (ours.0 != theirs.0 || (same_stage && ours.1 != theirs.1))
     }
 
-    /// Returns the communicator of these calls, if one of them has a number.
-    #[cfg(feature = "sim")]
-    pub(crate) fn communicator(calls: &[Self]) -> Option<u64> {
-        let numbered = calls.iter().find(|call| call.number() != 0)?;
-        Some(u64::from_le_bytes(numbered.0[8..16].try_into().expect("8 bytes")))
+    /// Returns the communicator of the call.
+    #[cfg(any(feature = "tcp", feature = "sim"))]
+    pub(crate) fn communicator(&self) -> u64 {
+        u64::from_le_bytes(self.0[8..16].try_into().expect("8 bytes"))
     }
 
     /// Returns the number of the call.

@@ -6,7 +6,7 @@ use crate::native::NativeCollectives;
 use crate::shm_group::ShmGroup;
 use crate::{
     Abort, Allocation, Cause, ChannelId, Combine, Fingerprint, Inbox, Incoming, LazyDeadline, Outgoing,
-    Progress, Rank, Result, Runtime, Store, StoreError, Traffic, Transport,
+    Progress, Rank, Result, Runtime, StartedCount, Store, StoreError, Traffic, Transport,
 };
 
 /// A [`Transport`] that passes every call on to an inner transport, except the methods that it overrides.
@@ -288,6 +288,10 @@ impl<T: ForwardingTransport> Transport for T {
 
     fn set_progress(&mut self, progress: Progress) {
         self.inner_mut().set_progress(progress);
+    }
+
+    fn set_started_count(&mut self, count: &StartedCount) {
+        self.inner_mut().set_started_count(count);
     }
 
     fn set_call_formatter(&mut self, describe: fn(&Fingerprint) -> Option<String>) {

@@ -34,6 +34,7 @@ pub mod shm_group;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod source;
+mod started_count;
 pub mod store;
 mod transport;
 mod version;
@@ -52,6 +53,7 @@ pub use runtime::{Deadline, LazyDeadline, Runtime};
 pub use source::ErrorSource;
 #[doc(hidden)]
 pub use source::show_error;
+pub use started_count::StartedCount;
 pub use store::{Store, StoreError};
 pub use transport::{Combine, Incoming, Outgoing, Progress, Sink, Traffic, Transport};
 pub use version::Version;

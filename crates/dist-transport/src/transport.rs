@@ -6,8 +6,8 @@ use std::ops::Add;
 use crate::native::NativeCollectives;
 use crate::shm_group::ShmGroup;
 use crate::{
-    Abort, Allocation, Cause, ChannelId, Fingerprint, Inbox, LazyDeadline, Rank, Result, Runtime, Store,
-    StoreError,
+    Abort, Allocation, Cause, ChannelId, Fingerprint, Inbox, LazyDeadline, Rank, Result, Runtime, StartedCount,
+    Store, StoreError,
 };
 
 /// One rank's endpoint on one channel of a group: the interface that a `Communicator` uses.
@@ -208,6 +208,14 @@ pub trait Transport: Send + fmt::Debug {
     /// Records the step of the current call that this rank has reached, for transports that report waits. The
     /// default does nothing.
     fn set_progress(&mut self, _progress: Progress) {}
+
+    /// Sets the count of the started operations of the communicator that this transport belongs to. All transports of the
+    /// communicator on this rank get the same count.
+    ///
+    /// A transport that reports circles of waits needs the count for circles of calls on several channels of one
+    /// communicator. It reports such a circle only if the count is 0 on each of the ranks, because a started operation may
+    /// end the wait of another rank. The default does nothing.
+    fn set_started_count(&mut self, _count: &StartedCount) {}
 
     /// Sets the function that formats calls in reports. It returns `None` for a fingerprint that is no call.
     fn set_call_formatter(&mut self, _describe: fn(&Fingerprint) -> Option<String>) {}

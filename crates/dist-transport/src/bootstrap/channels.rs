@@ -111,11 +111,12 @@ impl Channels {
         lock(&self.0).entry(channel).or_default().counts = Some(Arc::clone(counts));
     }
 
-    /// Returns the number of messages that this rank has begun to send to a member of a channel.
-    pub(crate) fn sent(&self, channel: ChannelId, to: usize) -> Option<u64> {
+    /// Returns the number of messages that this rank has begun to send to a member of a channel, and of the signals that it
+    /// has given there.
+    pub(crate) fn sent(&self, channel: ChannelId, to: usize) -> Option<(u64, u64)> {
         let here = lock(&self.0);
         let counts = here.get(&channel)?.counts.as_ref()?;
-        (to < counts.ranks()).then(|| counts.sent(to))
+        (to < counts.ranks()).then(|| (counts.sent(to), counts.signals()))
     }
 
     /// Records that a channel was forked. Called after the new channel was entered. The members are numbered

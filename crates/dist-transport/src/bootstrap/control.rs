@@ -69,10 +69,11 @@ pub(crate) enum Frame {
     /// The rank has been waiting for a while on this channel, or waits no longer. `calls` are its last calls
     /// there, the current one first.
     Waiting { channel: ChannelId, wait: WaitReport, calls: [Fingerprint; CALLS_MAX] },
-    /// Asks the rank how many messages it has begun to send on this channel to the member with this number.
+    /// Asks the rank how many messages it has begun to send on this channel to the member with this number, and how many
+    /// signals it has given in the memory of the channel's group.
     AskSent { channel: ChannelId, to: u32 },
     /// Answers that question.
-    Sent { channel: ChannelId, to: u32, messages: u64 },
+    Sent { channel: ChannelId, to: u32, messages: u64, signals: u64 },
     /// A wait of the circle that the next abort is about.
     Circle(CircularWait),
     /// A piece of a request to the store, or of its reply, which has the same number. The pieces of a message
@@ -139,6 +140,8 @@ pub(crate) struct WaitReport {
     pub(crate) messages: u64,
     /// The number of signals that it has given in the group's shared memory.
     pub(crate) signals: u64,
+    /// `true` if the waiting call is the only open operation of this rank in its communicator.
+    pub(crate) is_only_call: bool,
 }
 
 /// The message or signal for which a rank waits, and the number of earlier ones that have arrived.
@@ -303,8 +306,8 @@ impl Frame {
             }
             Self::CancelStore { number } => frame.number(22_u32).long(number),
             Self::AskSent { channel, to } => frame.number(23_u32).long(channel.get()).number(to),
-            Self::Sent { channel, to, messages } => {
-                frame.number(24_u32).long(channel.get()).number(to).long(messages)
+            Self::Sent { channel, to, messages, signals } => {
+                frame.number(24_u32).long(channel.get()).number(to).long(messages).long(signals)
             }
             Self::Circle(wait) => frame.number(25_u32).rank(wait.rank).rank(wait.on).bytes(&wait.call.0),
         };
@@ -348,7 +351,12 @@ impl Frame {
             }
             22 => Self::CancelStore { number: frame.long() },
             23 => Self::AskSent { channel: frame.channel(), to: frame.number() },
-            24 => Self::Sent { channel: frame.channel(), to: frame.number(), messages: frame.long() },
+            24 => Self::Sent {
+                channel: frame.channel(),
+                to: frame.number(),
+                messages: frame.long(),
+                signals: frame.long(),
+            },
             25 => Self::Circle(CircularWait {
                 rank: frame.number() as usize,
                 on: frame.number() as usize,
@@ -493,7 +501,7 @@ impl Encoder {
             .number(wait.index)
             .bytes(bytemuck::cast_slice(&calls.map(|call| call.0)))
             .number(kind);
-        self.long(count).long(wait.messages).long(wait.signals)
+        self.long(count).long(wait.messages).long(wait.signals).number(wait.is_only_call.into())
     }
 
     /// Encodes the first members, as many as a frame can name.
@@ -591,7 +599,8 @@ impl Decoder<'_> {
             2 => Missing::Signal(count),
             _ => return None,
         };
-        Some((WaitReport { on, index, missing, messages: self.long(), signals: self.long() }, calls))
+        let (messages, signals, is_only_call) = (self.long(), self.long(), self.number() != 0);
+        Some((WaitReport { on, index, missing, messages, signals, is_only_call }, calls))
     }
 
     fn members(&mut self) -> Vec<u32> {
@@ -839,7 +848,7 @@ mod tests {
             Frame::Store { number: 1, is_last: false, piece: Vec::new() },
             Frame::CancelStore { number: 3 },
             Frame::AskSent { channel: forks[0].channel, to: 5 },
-            Frame::Sent { channel: forks[0].channel, to: 5, messages: u64::MAX },
+            Frame::Sent { channel: forks[0].channel, to: 5, messages: u64::MAX, signals: 7 },
             Frame::Circle(CircularWait { rank: 900_000, on: 2, call: abort.call }),
             Frame::Abort(Abort { cause: Cause::CircularWait { waits: Vec::new(), count: 900_000 }, ..abort }),
             Frame::Waiting {
@@ -850,6 +859,7 @@ mod tests {
                     missing: Missing::Signal(u64::MAX),
                     messages: 3,
                     signals: 5,
+                    is_only_call: true,
                 },
                 calls: [abort.call, Fingerprint::NONE, Fingerprint([8; 48]), Fingerprint([9; 48])],
             },

@@ -266,10 +266,11 @@ impl Session {
         }
     }
 
-    /// Reports how many messages this rank has begun to send to a member of a channel, if it has not left the channel.
+    /// Reports how many messages this rank has begun to send to a member of a channel, and how many signals it has given
+    /// there, if it has not left the channel.
     pub(crate) fn report_sent(&self, channel: ChannelId, to: u32) {
-        if let Some(messages) = self.channels.sent(channel, to as usize) {
-            self.outgoing.push(Frame::Sent { channel, to, messages });
+        if let Some((messages, signals)) = self.channels.sent(channel, to as usize) {
+            self.outgoing.push(Frame::Sent { channel, to, messages, signals });
         }
     }
 
@@ -551,7 +552,14 @@ impl LongWait {
             session.report_wait(
                 channel,
                 calls,
-                WaitReport { on, index: 0, missing: Missing::Anything, messages: 0, signals: 0 },
+                WaitReport {
+                    on,
+                    index: 0,
+                    missing: Missing::Anything,
+                    messages: 0,
+                    signals: 0,
+                    is_only_call: false,
+                },
             );
         }
     }

@@ -439,6 +439,7 @@ impl MappedGroup {
             missing: if seen < signal.wanted { Missing::Signal(seen) } else { Missing::Anything },
             messages: self.counts.sent(signal.peer),
             signals: self.signals(),
+            is_only_call: self.counts.is_only_call(),
         };
         let is_reported = long.report_if_due(session, self.channel, &self.calls, wait);
         if is_reported && self.peers[signal.peer].seen == 0 {
@@ -830,6 +831,7 @@ impl ShmGroup for MappedGroup {
         let signals = self.current.base + u64::from(self.current.signalled);
         // Release: a rank that sees the signal also sees everything written before it.
         self.memory.signals(self.rank.index(), self.current.generation()).store(signals, Ordering::Release);
+        self.counts.record_signals(signals);
         self.owes_wake = true;
     }
 

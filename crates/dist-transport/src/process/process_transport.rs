@@ -29,7 +29,8 @@ use crate::runtime::Unparker;
 use crate::wait::{CoreDemand, Wait, WaitPolicy, WaitStep};
 use crate::{
     Abort, Activity, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Inbox, Incoming, Interrupt,
-    LazyDeadline, Outgoing, Pause, Rank, Result, Runtime, Sink, Store, StoreError, Traffic, Transport,
+    LazyDeadline, Outgoing, Pause, Rank, Result, Runtime, Sink, StartedCount, Store, StoreError, Traffic,
+    Transport,
 };
 
 use super::matched::{MatchedPeer, Pair, Secondary, UnsentMessage, refused};
@@ -940,6 +941,7 @@ impl ProcessTransport {
             missing,
             messages: self.counts.sent(peer),
             signals: self.signals(),
+            is_only_call: self.counts.is_only_call(),
         };
         if long.report_if_due(session, self.channel, &self.calls, wait) {
             self.probe(waits, &waiting.long);
@@ -999,6 +1001,10 @@ impl Transport for ProcessTransport {
         if let Some(Some(shm_group)) = &mut self.shm_group {
             shm_group.begin(call);
         }
+    }
+
+    fn set_started_count(&mut self, count: &StartedCount) {
+        self.counts.set_started(count);
     }
 
     fn announce(&mut self, call: &Fingerprint) {

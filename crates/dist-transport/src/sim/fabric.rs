@@ -19,7 +19,7 @@ use super::waiting::{WaitTarget, Waiter, wake};
 use crate::bookkeeping::{CallHistory, HEARTBEAT};
 use crate::runtime::Unparker;
 use crate::store::StoreRequest;
-use crate::{Abort, ChannelId, CircularWait, Fingerprint};
+use crate::{Abort, ChannelId, CircularWait, Fingerprint, StartedCount};
 
 #[derive(Debug)]
 pub(super) struct SimFabric(Mutex<FabricState>);
@@ -144,7 +144,19 @@ pub(super) struct ChannelMember {
     waiting: Option<Waiter>,
     /// The call in which it waited last, and the ones before.
     waited_in: Vec<Fingerprint>,
+    /// The started operations of its communicator, if they are counted.
+    started: Option<StartedCount>,
 }
+
+/// Ranks that wait for each other in calls of one communicator.
+struct CircleOfCalls {
+    waits: Vec<CircularWait>,
+    /// `true` if none of the ranks has started operations, which might end a wait.
+    is_certain: bool,
+}
+
+/// The time after which a possible circle is looked at again.
+const SUSPICION_INTERVAL: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) enum Presence {
@@ -252,6 +264,11 @@ impl SimFabric {
         self.lock().member(end).position = position;
     }
 
+    /// Sets the count of the started operations of the communicator that a channel belongs to.
+    pub(super) fn set_started(&self, end: ChannelEnd, count: &StartedCount) {
+        self.lock().member(end).started = Some(count.clone());
+    }
+
     /// Stores an announced call of a rank.
     pub(super) fn announce(&self, end: ChannelEnd, call: &Fingerprint) {
         let mut state = self.lock();
@@ -340,10 +357,15 @@ impl SimFabric {
         if let Some(waits) = circle {
             return Found::Circle(waits);
         }
+        let circle = if arrives.is_none() { state.circle_of_calls(end) } else { None };
+        let suspicious_at = circle.as_ref().map(|_| now.saturating_add(SUSPICION_INTERVAL));
+        if let Some(CircleOfCalls { waits, is_certain: true }) = circle {
+            return Found::Circle(waits);
+        }
         let (silent_too_long_at, woken) = state.check_partition([from, end], since, now);
         drop(state);
         wake(woken);
-        Found::Nothing { look_again: arrives.into_iter().chain(silent_too_long_at).min() }
+        Found::Nothing { look_again: arrives.into_iter().chain(silent_too_long_at).chain(suspicious_at).min() }
     }
 
     /// Returns a rank of the group from which a message was not received yet.
@@ -634,7 +656,7 @@ impl FabricState {
             return None;
         }
         member.waited_in = calls.to_vec();
-        let communicator = Fingerprint::communicator(calls)?;
+        let communicator = calls.iter().find(|call| **call != Fingerprint::NONE)?.communicator();
         let siblings = self.siblings.entry(communicator).or_default();
         if !siblings.contains(&end.call_channel) {
             siblings.push(end.call_channel);
@@ -699,6 +721,43 @@ impl FabricState {
                 return Some(circle);
             }
         }
+    }
+
+    /// Returns the ranks that wait for each other's messages or signals in calls of one communicator, beginning with this one,
+    /// if they are a circle on several channels.
+    fn circle_of_calls(&self, end: ChannelEnd) -> Option<CircleOfCalls> {
+        let members = &self.channels[&end.call_channel];
+        let communicator = members[end.rank].position.call.communicator();
+        let channels = self.siblings.get(&communicator).filter(|channels| channels.len() > 1)?;
+        let (mut circle, mut rank) = (CircleOfCalls { waits: Vec::new(), is_certain: true }, end.rank);
+        loop {
+            let (call_channel, on) = channels.iter().find_map(|&channel| {
+                let call = self.channels.get(&channel)?.get(rank)?.position.call;
+                let is_in_call = call != Fingerprint::NONE && call.communicator() == communicator;
+                self.missing_from(channel, rank).filter(|_| is_in_call).map(|on| (channel, on))
+            })?;
+            if on == rank || circle.waits.len() == members.len() {
+                return None;
+            }
+            let ChannelMember { world_rank, position, started, .. } = &self.channels[&call_channel][rank];
+            circle.is_certain &= started.as_ref().is_some_and(StartedCount::is_zero);
+            circle.waits.push(CircularWait { rank: *world_rank, on: members[on].world_rank, call: position.call });
+            rank = on;
+            if rank == end.rank {
+                return Some(circle);
+            }
+        }
+    }
+
+    /// Returns the rank for whose message or signal another one waits in the calls of this channel, if none is in flight.
+    fn missing_from(&self, call_channel: ChannelId, rank: usize) -> Option<usize> {
+        let signals = self.call_channels.iter().find(|(_, channel)| **channel == call_channel);
+        [Some(&call_channel), signals.map(|(signals, _)| signals)].into_iter().flatten().find_map(|channel| {
+            let member = self.channels.get(channel)?.get(rank)?;
+            let Some(WaitTarget::Message(on)) = member.waits_on() else { return None };
+            let has_more = member.inbox.get(&on).is_some_and(|queue| !queue.messages.is_empty());
+            (!has_more).then_some(on)
+        })
     }
 
     /// Returns the rank that another one waits for, if it does so in this call.

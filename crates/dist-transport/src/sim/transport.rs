@@ -19,7 +19,7 @@ use crate::shm_group::ShmGroup;
 use crate::{
     Abort, Activity, Allocation, Cause, ChannelId, CircularWait, Combine, Deadline, Error, Fingerprint,
     Inbox, Incoming, Interrupt, LazyDeadline, Outgoing, Pause, Progress, Rank, Refusal, Result, Runtime,
-    Sink, Store, StoreError, Traffic, Transport,
+    Sink, StartedCount, Store, StoreError, Traffic, Transport,
 };
 
 /// A transport between threads of one process. The [`Network`](super::Network) decides how long sends and
@@ -757,6 +757,10 @@ impl Transport for SimTransport {
     fn set_progress(&mut self, progress: Progress) {
         let position = Position { call: self.call(), progress: Some(progress) };
         self.fabric().set_position(self.own_end(), position);
+    }
+
+    fn set_started_count(&mut self, count: &StartedCount) {
+        self.fabric().set_started(self.own_end(), count);
     }
 
     fn set_call_formatter(&mut self, describe: fn(&Fingerprint) -> Option<String>) {

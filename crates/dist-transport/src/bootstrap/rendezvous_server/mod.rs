@@ -168,7 +168,8 @@ struct Member {
     /// The rank's last wait report and its last calls, by channel, the current call first. A report of a finished
     /// wait names the rank itself; only the last of these is kept.
     waiting: HashMap<ChannelId, (WaitReport, [Fingerprint; CALLS_MAX])>,
-    /// The messages that it has begun to send, by channel and member, where it was asked since its last report.
+    /// The messages that it has begun to send, and the signals that it has given, by channel and member, where it was asked
+    /// since its last report.
     sent: HashMap<(ChannelId, u32), SentCount>,
     store_inbox: StoreInbox,
 }
@@ -556,8 +557,8 @@ impl RendezvousServer {
                     self.compare_waits(rank, channel);
                     self.suspect_circle(rank, channel);
                 }
-                Ok(Some(Frame::Sent { channel, to, messages })) => {
-                    self.take_sent(rank, (channel, to), messages);
+                Ok(Some(Frame::Sent { channel, to, messages, signals })) => {
+                    self.take_sent(rank, (channel, to), (messages, signals));
                 }
                 Ok(Some(Frame::Ask { rank: peer, origin })) => {
                     self.pass_on(peer, Frame::Ask { rank: number, origin });

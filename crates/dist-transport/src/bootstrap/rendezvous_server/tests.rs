@@ -320,8 +320,8 @@ fn two_ranks_that_wait_for_each_other_in_two_calls_are_told_so_unless_something_
         call[..8].copy_from_slice(&u64::to_le_bytes(number));
         Fingerprint(call)
     });
-    let for_signal = WaitReport { on: 2, index: 1, missing: Missing::Signal(5), messages: 3, signals: 6 };
-    let for_message = WaitReport { on: 1, index: 2, missing: Missing::Message(3), messages: 4, signals: 5 };
+    let for_signal = WaitReport { on: 2, index: 1, missing: Missing::Signal(5), messages: 3, signals: 6, is_only_call: false };
+    let for_message = WaitReport { on: 1, index: 2, missing: Missing::Message(3), messages: 4, signals: 5, is_only_call: false };
     let told =
         |one: WaitReport, other: WaitReport, call| told_of_waits([(1, one, collective), (2, other, call)]);
     let mismatch =
@@ -353,7 +353,7 @@ fn told_of_circle(answers: [[u64; 3]; 2], is_in_call: bool) -> Option<Abort> {
         let on = u32::try_from((rank + 1) % 3).unwrap();
         let missing = Missing::Message(10 * u64::from(on));
         let wait =
-            WaitReport { on, index: 3 - u32::try_from(rank).unwrap(), missing, messages: 7, signals: 0 };
+            WaitReport { on, index: 3 - u32::try_from(rank).unwrap(), missing, messages: 7, signals: 0, is_only_call: false };
         ranks[rank].push(Frame::Waiting { channel, wait, calls }).unwrap();
         rendezvous_server.read_frames(rank);
     }
@@ -362,7 +362,7 @@ fn told_of_circle(answers: [[u64; 3]; 2], is_in_call: bool) -> Option<Abort> {
             let before = u32::try_from((rank + 2) % 3).unwrap();
             let asked = Frame::AskSent { channel, to: 3 - before };
             if heard(&mut ranks[rank]).contains(&asked) {
-                ranks[rank].push(Frame::Sent { channel, to: 3 - before, messages }).unwrap();
+                ranks[rank].push(Frame::Sent { channel, to: 3 - before, messages, signals: 9 }).unwrap();
                 rendezvous_server.read_frames(rank);
             }
         }
