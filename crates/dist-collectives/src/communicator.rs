@@ -13,8 +13,8 @@ use dist_algos::{ALGORITHMS, Algorithm, AlgorithmTable, CostModel, Hosts, Placem
 use dist_transport::process::{Config, Medium, ProcessTransport};
 use dist_transport::runtime::Deadline;
 use dist_transport::{
-    Cause, Chain, ChannelId, Error as TransportError, ErrorSource, Rank, Runtime, StartedCount, Store, Traffic,
-    Transport,
+    Cause, Chain, ChannelId, Error as TransportError, ErrorSource, Rank, Runtime, StartedCount, Store,
+    Traffic, Transport,
 };
 
 use crate::engine::{CallOptions, Engine, MessageMemory, NewMessage, SharedMemory, alloc};

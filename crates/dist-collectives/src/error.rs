@@ -380,8 +380,8 @@ pub enum Error {
         /// The time limit of the receive.
         limit: Duration,
     },
-    /// Ranks wait for each other in a circle: each for a message of the next one, in calls of one communicator. They would
-    /// wait forever, so the job is aborted.
+    /// Ranks wait for each other in a circle: each for a message of the next one, or for its part in a collective, in calls of
+    /// one communicator. They would wait forever, so the job is aborted.
     #[error("{call} failed: {}{}", circle(.waits, *.count), instead_of(.instead))]
     CircularWait {
         /// The current call of this rank.

@@ -28,6 +28,7 @@ const MORE_RANKS: &str = "needs more than 4 ranks";
 const LEFT_OUT: &[(&str, &str)] = &[
     ("store::", "MPI has no key-value store"),
     ("waits::ranks_that_wait_in_a_circle_are_told_soon", "no rank knows which messages are on their way"),
+    ("waits::calls_on_two_channels_that_wait_for_each_other_are_told_soon", "the same"),
     ("forks::a_group_of_a_group_is_translated_twice", MORE_RANKS),
     ("forks::one_call_makes_several_groups_that_share_no_rank", MORE_RANKS),
     ("forks::an_error_in_a_group_ends_the_job_and_names_ranks_of_the_world", MORE_RANKS),

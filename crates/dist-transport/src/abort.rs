@@ -160,8 +160,8 @@ pub enum Cause {
     /// A peer waited for it until the deadline.
     #[error("was waited for until the deadline")]
     TimedOut,
-    /// Ranks wait for each other's messages in a circle, and no message is on its way. None of them is more to blame than the
-    /// others.
+    /// Ranks wait for each other's messages or signals in a circle, and none is on its way. None of them is more to blame than
+    /// the others.
     #[error("waits in a circle with others")]
     CircularWait {
         /// The first waits of the circle, at most 16. Each rank waits for the next one.

@@ -6,8 +6,8 @@ use std::ops::Add;
 use crate::native::NativeCollectives;
 use crate::shm_group::ShmGroup;
 use crate::{
-    Abort, Allocation, Cause, ChannelId, Fingerprint, Inbox, LazyDeadline, Rank, Result, Runtime, StartedCount,
-    Store, StoreError,
+    Abort, Allocation, Cause, ChannelId, Fingerprint, Inbox, LazyDeadline, Rank, Result, Runtime,
+    StartedCount, Store, StoreError,
 };
 
 /// One rank's endpoint on one channel of a group: the interface that a `Communicator` uses.

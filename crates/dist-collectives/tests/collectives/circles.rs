@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use dist_collectives::Error;
 use dist_collectives::error::WaitingRank;
+use dist_collectives::tuning::Operation;
+use dist_collectives::{Communicator, Error, ReduceOp};
+use dist_transport::sim;
 use rstest::rstest;
 
 use crate::worlds::{self, Network};
@@ -96,5 +98,145 @@ fn a_rank_that_receives_from_any_rank_is_in_no_circle() {
                 _ => comm.with_tag(6).recv(&mut [0_u8], 0).unwrap(),
             });
         }
+    }
+}
+
+/// Checks the errors of ranks of which the first receives from the second and all others reduce.
+fn check_circle_of_calls(network: &str, errors: &[Error]) {
+    for (rank, error) in errors.iter().enumerate() {
+        let Error::CircularWait { waits, count, .. } = error else {
+            panic!("{network}, rank {rank}: {error:?}")
+        };
+        let nexts = waits.iter().skip(1).chain(&waits[..1]).map(|next| next.rank);
+        assert!(waits.len() == *count && waits.iter().map(|wait| wait.on).eq(nexts), "{network}: {error}");
+        for WaitingRank { rank, call, .. } in waits {
+            let expected = if *rank == 0 { Operation::Message } else { Operation::AllReduce };
+            assert_eq!(call.as_ref().map(|call| call.operation), Some(expected), "{network}: {error}");
+        }
+        assert!(!error.is_timeout() && error.peer().is_none());
+    }
+}
+
+/// Makes calls that wait for each other: the first rank receives from the second, the others reduce. Returns the error.
+fn receive_or_reduce(comm: &mut Communicator, is_connected: bool) -> Error {
+    // In the simulator, the first ranks may find the circle while the last ones are still in the first call.
+    if is_connected && let Err(error) = comm.all_reduce(&mut [1.0_f32; 100], ReduceOp::Sum) {
+        return error;
+    }
+    let before = comm.runtime().now();
+    let failed = match comm.rank() {
+        0 => comm.recv(&mut [0_u8], 1),
+        _ => comm.all_reduce(&mut [1_u64], ReduceOp::Sum),
+    };
+    assert!(comm.runtime().now() - before < Duration::from_secs(25));
+    failed.unwrap_err()
+}
+
+#[rstest]
+fn a_receive_and_a_collective_that_wait_for_each_other_are_told_long_before_the_deadline(
+    #[values(2, 3, 4)] world_size: usize,
+    #[values(false, true)] is_connected: bool,
+) {
+    for &network in Network::ALL {
+        let errors =
+            worlds::run(network, world_size, move |mut comm| receive_or_reduce(&mut comm, is_connected));
+        check_circle_of_calls(&format!("{network:?}"), &errors);
+    }
+    for seed in 0..20 {
+        let network = sim::Network::new(world_size).with_seed(seed);
+        let network = if seed % 2 == 0 { network } else { network.with_shared_memory() };
+        let run =
+            network.run(move |transport| receive_or_reduce(&mut Communicator::new(transport), is_connected));
+        check_circle_of_calls(&format!("seed {seed}"), &run.results);
+    }
+}
+
+#[test]
+fn a_collective_that_was_started_and_has_ended_does_not_hide_a_circle() {
+    for &network in Network::ALL {
+        let errors = worlds::run(network, 2, |mut comm| {
+            comm.start_all_reduce(vec![1_u64], ReduceOp::Sum).wait().unwrap();
+            let (to, from) = (1 - comm.rank(), 1 - comm.rank());
+            let pending = comm.with_tag(1).start_recv(vec![0_u8], from);
+            comm.with_tag(1).send(&[1_u8], to).unwrap();
+            pending.wait().unwrap();
+            receive_or_reduce(&mut comm, false)
+        });
+        check_circle_of_calls(&format!("{network:?}"), &errors);
+    }
+}
+
+#[test]
+fn a_started_collective_beside_a_receive_is_in_no_circle() {
+    for &network in Network::ALL {
+        worlds::run(network, 3, |mut comm| match comm.rank() {
+            0 => {
+                let pending = comm.start_all_reduce(vec![1_u64], ReduceOp::Sum);
+                comm.recv(&mut [0_u8], 1).unwrap();
+                assert_eq!(pending.wait().unwrap()[0], 3);
+            }
+            1 => {
+                comm.all_reduce(&mut [1_u64], ReduceOp::Sum).unwrap();
+                comm.send(&[1_u8], 0).unwrap();
+            }
+            _ => {
+                comm.runtime().sleep(LATE);
+                comm.all_reduce(&mut [1_u64], ReduceOp::Sum).unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_computes_while_its_started_collective_waits_is_in_no_circle() {
+    for &network in Network::ALL {
+        worlds::run(network, 2, |mut comm| {
+            if comm.rank() == 0 {
+                comm.recv(&mut [0_u8], 1).unwrap();
+                return comm.all_reduce(&mut [1_u64], ReduceOp::Sum).unwrap();
+            }
+            let pending = comm.start_all_reduce(vec![1_u64], ReduceOp::Sum);
+            comm.runtime().sleep(LATE);
+            comm.send(&[1_u8], 0).unwrap();
+            assert_eq!(pending.wait().unwrap()[0], 2);
+        });
+    }
+}
+
+#[test]
+fn a_started_send_beside_a_collective_is_in_no_circle() {
+    const LONG: usize = 3 << 20;
+    for &network in Network::ALL {
+        worlds::run(network, 2, |mut comm| {
+            if comm.rank() == 0 {
+                comm.runtime().sleep(LATE);
+                comm.recv(&mut vec![0_u8; LONG], 1).unwrap();
+                return comm.all_reduce(&mut [1_u64], ReduceOp::Sum).unwrap();
+            }
+            let pending = comm.start_send(vec![1_u8; LONG], 0);
+            comm.all_reduce(&mut [1_u64], ReduceOp::Sum).unwrap();
+            pending.wait().unwrap();
+        });
+    }
+}
+
+#[test]
+fn ranks_that_are_late_by_seconds_are_in_no_circle() {
+    for &network in Network::ALL {
+        worlds::run(network, 3, |mut comm| {
+            let late = 2 * LATE * u32::try_from(comm.rank()).unwrap();
+            comm.runtime().sleep(late);
+            comm.all_reduce(&mut [1_u64], ReduceOp::Sum).unwrap();
+            let (left, right) = ((comm.rank() + 2) % 3, (comm.rank() + 1) % 3);
+            comm.runtime().sleep(late);
+            if comm.rank() == 2 {
+                comm.send(&[1_u8], right).unwrap();
+            }
+            comm.recv(&mut [0_u8], left).unwrap();
+            if comm.rank() != 2 {
+                comm.send(&[1_u8], right).unwrap();
+            }
+            comm.all_reduce(&mut [1_u64], ReduceOp::Sum).unwrap();
+        });
     }
 }

@@ -156,6 +156,7 @@ macro_rules! conformance {
                 a_wait_ends_at_its_deadline_and_names_the_peer
                 the_last_rank_of_a_chain_of_waits_is_named
                 ranks_that_wait_in_a_circle_are_told_soon
+                calls_on_two_channels_that_wait_for_each_other_are_told_soon
                 a_late_rank_ends_the_waits_of_all_others
                 a_rank_that_waits_no_longer_is_named
                 a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer

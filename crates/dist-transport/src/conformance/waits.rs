@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use crate::shm_group::{ExposedRegion, SlotUse};
-use crate::{Abort, Activity, Cause, CircularWait, Error, Fingerprint, LazyDeadline, Transport};
+use crate::{
+    Abort, Activity, Cause, CircularWait, Error, Fingerprint, LazyDeadline, StartedCount, Transport,
+};
 
 use super::Unchecked;
 use super::backend::{AFTER_ALL_WAIT, Backend, Fabric, LONG};
@@ -129,6 +131,65 @@ pub(super) fn ranks_that_wait_in_a_circle_are_told_soon(fabric: &'static dyn Fab
             check(Backend(fabric), world_size, is_connected);
         }
     }
+}
+
+/// Ranks that wait for each other in calls on two channels of one communicator are told so long before the deadline, unless a
+/// started operation of one of them may still end a wait.
+pub(super) fn calls_on_two_channels_that_wait_for_each_other_are_told_soon(fabric: &'static dyn Fabric) {
+    const MESSAGE: u8 = 5;
+    const COLLECTIVE: u8 = 7;
+    fn check(backend: Backend, world_size: usize, is_started: bool) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            let all: Vec<usize> = (0..world_size).collect();
+            let mut messages = transport.fork(&all).unwrap().expect("every rank is a member");
+            let (transport, started) = (&mut *transport, StartedCount::default());
+            transport.set_started_count(&started);
+            messages.set_started_count(&started);
+            transport.begin(&call(1, COLLECTIVE));
+            barrier(transport).unwrap();
+            transport.begin(&call(2, COLLECTIVE));
+            let (rank, due) = (transport.rank(), soon(transport));
+            let right = rank.right().index();
+            let error = if rank.index() == 0 {
+                let limit = if is_started { AFTER_ALL_WAIT } else { LONG };
+                messages.begin(&call(0, MESSAGE));
+                receive_within(&mut *messages, right, 1, limit).unwrap_err()
+            } else {
+                if is_started {
+                    started.record_start();
+                }
+                match Unchecked::of(transport, &due).unwrap() {
+                    Some(mut shm_group) => {
+                        shm_group.enter(1, SlotUse::Unused, ExposedRegion::Nothing, &due).unwrap();
+                        shm_group.wait(right, 1, &due).unwrap_err()
+                    }
+                    None => wait_in_vain(transport, right),
+                }
+            };
+            (error, await_abort(transport))
+        };
+        backend.check(world_size, program, move |ends| {
+            let call = |rank| if rank == 0 { call(0, MESSAGE) } else { call(2, COLLECTIVE) };
+            let wait = |rank| CircularWait { rank, on: (rank + 1) % world_size, call: call(rank) };
+            let circle =
+                Cause::CircularWait { waits: (0..world_size).map(wait).collect(), count: world_size };
+            for (rank, (error, abort)) in ends.into_iter().enumerate() {
+                if is_started {
+                    assert_eq!((abort.cause, abort.rank, abort.reporter), (Cause::TimedOut, 1, 0));
+                } else {
+                    assert_eq!(abort.cause, circle, "rank {rank}");
+                    assert!(!error.is_timeout() && error.peer().is_none(), "rank {rank}: {error}");
+                }
+            }
+        });
+    }
+    if !fabric.finds_circles() {
+        return;
+    }
+    for world_size in [2, 3, 5] {
+        check(Backend(fabric), world_size, false);
+    }
+    check(Backend(fabric), 2, true);
 }
 
 /// A rank that waits for a message of a rank that waits, and that is late itself, is in no circle.

@@ -365,7 +365,9 @@ impl SimFabric {
         let (silent_too_long_at, woken) = state.check_partition([from, end], since, now);
         drop(state);
         wake(woken);
-        Found::Nothing { look_again: arrives.into_iter().chain(silent_too_long_at).chain(suspicious_at).min() }
+        Found::Nothing {
+            look_again: arrives.into_iter().chain(silent_too_long_at).chain(suspicious_at).min(),
+        }
     }
 
     /// Returns a rank of the group from which a message was not received yet.
@@ -741,7 +743,11 @@ impl FabricState {
             }
             let ChannelMember { world_rank, position, started, .. } = &self.channels[&call_channel][rank];
             circle.is_certain &= started.as_ref().is_some_and(StartedCount::is_zero);
-            circle.waits.push(CircularWait { rank: *world_rank, on: members[on].world_rank, call: position.call });
+            circle.waits.push(CircularWait {
+                rank: *world_rank,
+                on: members[on].world_rank,
+                call: position.call,
+            });
             rank = on;
             if rank == end.rank {
                 return Some(circle);

@@ -59,7 +59,8 @@ impl RendezvousServer {
             member.sent.retain(|(of, _), _| *of != channel);
         }
         let is_reported = |first: &CircleMember| first.channel == channel;
-        let circle = self.possible_circles(reporter, channel).find(|circle| circle.first().is_some_and(is_reported));
+        let circle =
+            self.possible_circles(reporter, channel).find(|circle| circle.first().is_some_and(is_reported));
         for CircleMember { channel, wait, .. } in circle.unwrap_or_default() {
             if let Some(RankSlot::Joined(next)) = self.slots.get_mut(wait.on as usize) {
                 next.sent.remove(&(channel, wait.index));
@@ -98,7 +99,8 @@ impl RendezvousServer {
             sent.is_some_and(|sent| sent.is_confirmed && is_missing(sent))
         };
         if circle.iter().all(is_proven) {
-            let wait = |CircleMember { rank, wait, call, .. }| CircularWait { rank, on: wait.on as usize, call };
+            let wait =
+                |CircleMember { rank, wait, call, .. }| CircularWait { rank, on: wait.on as usize, call };
             self.abort(Abort::circle(circle.into_iter().map(wait).collect(), rank));
         }
     }

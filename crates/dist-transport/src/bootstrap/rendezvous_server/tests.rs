@@ -320,8 +320,22 @@ fn two_ranks_that_wait_for_each_other_in_two_calls_are_told_so_unless_something_
         call[..8].copy_from_slice(&u64::to_le_bytes(number));
         Fingerprint(call)
     });
-    let for_signal = WaitReport { on: 2, index: 1, missing: Missing::Signal(5), messages: 3, signals: 6, is_only_call: false };
-    let for_message = WaitReport { on: 1, index: 2, missing: Missing::Message(3), messages: 4, signals: 5, is_only_call: false };
+    let for_signal = WaitReport {
+        on: 2,
+        index: 1,
+        missing: Missing::Signal(5),
+        messages: 3,
+        signals: 6,
+        is_only_call: false,
+    };
+    let for_message = WaitReport {
+        on: 1,
+        index: 2,
+        missing: Missing::Message(3),
+        messages: 4,
+        signals: 5,
+        is_only_call: false,
+    };
     let told =
         |one: WaitReport, other: WaitReport, call| told_of_waits([(1, one, collective), (2, other, call)]);
     let mismatch =
@@ -352,8 +366,14 @@ fn told_of_circle(answers: [[u64; 3]; 2], is_in_call: bool) -> Option<Abort> {
         calls[0] = call;
         let on = u32::try_from((rank + 1) % 3).unwrap();
         let missing = Missing::Message(10 * u64::from(on));
-        let wait =
-            WaitReport { on, index: 3 - u32::try_from(rank).unwrap(), missing, messages: 7, signals: 0, is_only_call: false };
+        let wait = WaitReport {
+            on,
+            index: 3 - u32::try_from(rank).unwrap(),
+            missing,
+            messages: 7,
+            signals: 0,
+            is_only_call: false,
+        };
         ranks[rank].push(Frame::Waiting { channel, wait, calls }).unwrap();
         rendezvous_server.read_frames(rank);
     }
@@ -387,6 +407,44 @@ fn a_circle_of_waits_is_told_once_every_rank_has_said_twice_that_nothing_is_on_i
     }
     assert_eq!(told_of_circle([[0, 11, 20]; 2], true), None, "a message of rank 1 is on its way");
     assert_eq!(told_of_circle([sent, sent], false), None, "messages outside calls are not compared");
+}
+
+/// Reports that rank 0 waits for a message of rank 1 on one channel, and rank 1 for a signal of rank 0 on another one, in calls of
+/// the same communicator. Answers every question with these numbers of messages and signals. Returns the server's abort.
+fn told_of_circle_of_calls(are_only_calls: [bool; 2], signals: u64, communicators: [u8; 2]) -> Option<Abort> {
+    let (mut rendezvous_server, mut ranks) = rendezvous_server([0, 1, 2, 3], LONG);
+    let of_messages = ChannelId::WORLD.child(1, &[0, 1, 2, 3]);
+    for rank in [0, 1] {
+        let mut calls = [Fingerprint::NONE; CALLS_MAX];
+        calls[0].0[8..].fill(communicators[rank]);
+        let (on, index) = (1 - u32::try_from(rank).unwrap(), u32::try_from(rank).unwrap());
+        let (channel, missing) =
+            [(of_messages, Missing::Message(4)), (ChannelId::WORLD, Missing::Signal(6))][rank];
+        let is_only_call = are_only_calls[rank];
+        let wait = WaitReport { on, index, missing, messages: 0, signals: 0, is_only_call };
+        ranks[rank].push(Frame::Waiting { channel, wait, calls }).unwrap();
+        rendezvous_server.read_frames(rank);
+    }
+    for _ in 0..2 {
+        for (rank, to, channel) in [(0, 1, ChannelId::WORLD), (1, 0, of_messages)] {
+            if heard(&mut ranks[rank]).contains(&Frame::AskSent { channel, to }) {
+                ranks[rank].push(Frame::Sent { channel, to, messages: 4, signals }).unwrap();
+                rendezvous_server.read_frames(rank);
+            }
+        }
+    }
+    lock(&rendezvous_server.abort_state).clone()
+}
+
+#[test]
+fn a_receive_and_a_collective_are_a_circle_if_no_other_operation_of_their_communicator_is_open() {
+    let abort = told_of_circle_of_calls([true; 2], 6, [3; 2]).expect("nothing is on its way");
+    let Cause::CircularWait { waits, count: 2 } = &abort.cause else { panic!("{abort}") };
+    assert_eq!(waits.iter().map(|wait| (wait.rank, wait.on)).collect::<Vec<_>>(), [(0, 1), (1, 0)]);
+    assert_eq!(told_of_circle_of_calls([true, false], 6, [3; 2]), None, "rank 1 has started something");
+    assert_eq!(told_of_circle_of_calls([false, true], 6, [3; 2]), None, "rank 0 has started something");
+    assert_eq!(told_of_circle_of_calls([true; 2], 7, [3; 2]), None, "rank 0 has given the signal");
+    assert_eq!(told_of_circle_of_calls([true; 2], 6, [3, 4]), None, "they are in two communicators");
 }
 
 fn unreachable(rank: usize, reporter: usize) -> Abort {
