@@ -331,7 +331,14 @@ mod tests {
     #[test]
     fn the_error_of_a_run_names_the_peer_of_the_transport() {
         let limit = Duration::from_secs(1);
-        let late = TransportError::Timeout { activity: Activity::Receive, peer: 3, elapsed: limit, limit };
+        let late = TransportError::Timeout {
+            activity: Activity::Receive,
+            peer: 3,
+            elapsed: limit,
+            limit,
+            waits: Vec::new(),
+            count: 0,
+        };
         let error = RunError::Transport { step: 2, source: late };
         assert_eq!((error.peer(), error.is_timeout()), (Some(3), true));
         let claimed = Error::OrderClaim { claimed: Order::Canonical, found: Order::Canonical };

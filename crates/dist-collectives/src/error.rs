@@ -1,6 +1,7 @@
 //! Errors of collectives, and the descriptions of calls that they contain.
 
-use std::collections::TryReserveError;
+use std::collections::{HashSet, TryReserveError};
+use std::fmt;
 use std::io;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ pub use dist_algos::Error as AlgorithmError;
 /// The error of a transport, as a source of errors of this crate.
 #[doc(no_inline)]
 pub use dist_transport::Error as TransportError;
-use dist_transport::{Abort, Cause, ErrorSource, Fingerprint, StoreError};
+use dist_transport::{Abort, Cause, CircularWait, ErrorSource, Fingerprint, StoreError};
 
 use crate::history::HistoryDigest;
 use crate::{DType, ElementType, Operation, ReductionOrder};
@@ -346,7 +347,7 @@ pub enum Error {
         theirs: Box<Call>,
     },
     /// A message did not come. The peer has sent others, which no receive has matched.
-    #[error("{call} failed; rank {peer} has sent instead: {}", list(.instead))]
+    #[error("{call} failed; rank {peer} has sent instead: {}{}", list(.instead), late_circle(.source))]
     Unmatched {
         /// The receive.
         call: Box<Call>,
@@ -358,7 +359,7 @@ pub enum Error {
         source: ErrorSource<TransportError>,
     },
     /// A message of any rank did not come. Other messages have come, which no receive has matched.
-    #[error("{call} from any rank failed; these messages have come instead: {}", list(.instead))]
+    #[error("{call} from any rank failed; these messages have come instead: {}{}", list(.instead), late_circle(.source))]
     UnmatchedAny {
         /// The receive.
         call: Box<Call>,
@@ -427,8 +428,9 @@ pub enum Error {
         /// The current call of the reporter, if it was in one.
         reported: Option<Box<Call>>,
     },
-    /// The transport failed, or the deadline passed.
-    #[error("{call} failed")]
+    /// The transport failed, or the deadline passed. If the ranks wait for each other in calls of several communicators when
+    /// a deadline passes, the message lists these waits.
+    #[error("{call} failed{}", late_circle(.source))]
     Transport {
         /// The current call of this rank.
         call: Box<Call>,
@@ -494,7 +496,7 @@ impl Error {
             | Self::Unmatched { source, .. }
             | Self::UnmatchedAny { source, .. }
             | Self::Join(source) => source.is_timeout(),
-            Self::Aborted { cause, .. } => matches!(cause, Cause::TimedOut),
+            Self::Aborted { cause, .. } => matches!(cause, Cause::TimedOut { .. }),
             Self::Store(source) => source.is_timeout(),
             Self::Absent { .. } | Self::Late | Self::NotStarted { .. } | Self::NoneSent { .. } => true,
             _ => false,
@@ -600,23 +602,59 @@ pub struct WaitingRank {
 }
 
 impl WaitingRank {
-    fn decode(wait: &dist_transport::CircularWait) -> Self {
+    fn decode(wait: &CircularWait) -> Self {
         Self { rank: wait.rank, on: wait.on, call: Call::decode(&wait.call).map(Box::new) }
+    }
+}
+
+impl fmt::Display for WaitingRank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, on, call } = self;
+        write!(f, "rank {rank} waits for rank {on}")?;
+        call.as_ref().map_or(Ok(()), |call| write!(f, " in {call}"))
     }
 }
 
 /// Describes ranks that wait for each other.
 fn circle(waits: &[WaitingRank], count: usize) -> String {
-    let wait = |WaitingRank { rank, on, call }: &WaitingRank| match call {
-        Some(call) => format!("rank {rank} waits for rank {on} in {call}"),
-        None => format!("rank {rank} waits for rank {on}"),
+    let list = list_of(waits.iter().map(WaitingRank::to_string), count);
+    format!("{count} ranks wait for each other: {list}")
+}
+
+/// Describes the circle of waits that the error of a deadline lists, as the end of a sentence.
+fn late_circle(source: &TransportError) -> String {
+    match source {
+        TransportError::Timeout { waits, count, .. } => circle_at_deadline(waits, *count),
+        _ => String::new(),
+    }
+}
+
+/// Describes ranks that wait for each other when a deadline passes, perhaps in calls of several communicators, as the end of a
+/// sentence.
+fn circle_at_deadline(waits: &[CircularWait], count: usize) -> String {
+    if waits.is_empty() {
+        return String::new();
+    }
+    let waits: Vec<_> = waits.iter().map(WaitingRank::decode).collect();
+    let channels = waits.iter().filter_map(|wait| wait.call.as_ref()).map(|call| call.channel);
+    if channels.clone().collect::<HashSet<_>>().len() < 2 {
+        return format!("; {}", circle(&waits, count));
+    }
+    let wait = |wait: &WaitingRank| match &wait.call {
+        Some(call) => format!("{wait} on channel {:x}", call.channel),
+        None => wait.to_string(),
     };
-    let list = waits.iter().map(wait).collect::<Vec<_>>().join("; ");
-    let more = match count.saturating_sub(waits.len()) {
+    let list = list_of(waits.iter().map(wait), count);
+    format!("; {count} ranks wait for each other across communicators: {list}")
+}
+
+/// Joins the first items of a list, and says how many more there are.
+fn list_of(items: impl ExactSizeIterator<Item = String>, count: usize) -> String {
+    let more = match count.saturating_sub(items.len()) {
         0 => String::new(),
         more => format!("; and {more} more"),
     };
-    format!("{count} ranks wait for each other: {list}{more}")
+    items.collect::<Vec<_>>().join("; ") + &more
 }
 
 /// Describes the messages that have come instead of an awaited one.
@@ -637,6 +675,12 @@ fn because(
     reporter: usize,
     reported: Option<&Call>,
 ) -> String {
+    if let Cause::TimedOut { waits, count } = cause
+        && !waits.is_empty()
+    {
+        let reason = because(rank, &Cause::timed_out(), theirs, reporter, reported);
+        return reason + &circle_at_deadline(waits, *count);
+    }
     match (theirs, reported) {
         _ if matches!(cause, Cause::Unreachable { .. }) => {
             let abort = Abort { cause: cause.clone(), rank, reporter, call: Fingerprint::NONE };
@@ -667,6 +711,12 @@ fn because(
 pub fn explain(abort: &Abort) -> String {
     if let Cause::CircularWait { waits, count, .. } = &abort.cause {
         return circle(&waits.iter().map(WaitingRank::decode).collect::<Vec<_>>(), *count);
+    }
+    if let Cause::TimedOut { waits, count } = &abort.cause
+        && !waits.is_empty()
+    {
+        let alone = Abort { cause: Cause::timed_out(), ..abort.clone() };
+        return alone.to_string() + &circle_at_deadline(waits, *count);
     }
     let calls = match &abort.cause {
         Cause::Mismatch { theirs } => Call::decode(theirs).zip(Call::decode(&abort.call)),

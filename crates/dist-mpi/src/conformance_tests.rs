@@ -79,7 +79,7 @@ fn worlds(size: usize) -> Vec<Arc<World>> {
 }
 
 /// A timeout of rank 1 of 4, which has waited for rank 2.
-const TIMEOUT: Abort = Abort { cause: Cause::TimedOut, rank: 2, reporter: 1, call: CALL };
+const TIMEOUT: Abort = Abort { cause: Cause::timed_out(), rank: 2, reporter: 1, call: CALL };
 const CALL: Fingerprint = Fingerprint([1; Fingerprint::SIZE]);
 
 #[test]

@@ -561,7 +561,7 @@ impl Endpoint {
     pub(crate) fn fail(&self, failure: Failure, due: &LazyDeadline<'_>) -> Error {
         let (peer, cause) = match failure {
             Failure::Left(_, peer) => (peer, Cause::Left),
-            Failure::TimedOut(_, peer) => (peer, Cause::TimedOut),
+            Failure::TimedOut(_, peer) => (peer, Cause::timed_out()),
             Failure::Mismatch(peer, theirs) => (peer, Cause::Mismatch { theirs }),
             Failure::Length(peer, expected, got) => (peer, Cause::Length { expected, got }),
             Failure::Garbage(peer) => (peer, Cause::Protocol),
@@ -584,7 +584,8 @@ impl Endpoint {
             Failure::Left(activity, _) => Error::Closed { activity, peer },
             Failure::TimedOut(activity, _) => {
                 let (runtime, deadline) = (&self.world.runtime, due.deadline());
-                Error::Timeout { activity, peer, elapsed: runtime.elapsed(deadline), limit: deadline.limit() }
+                let (elapsed, limit) = (runtime.elapsed(deadline), deadline.limit());
+                Error::Timeout { activity, peer, elapsed, limit, waits: Vec::new(), count: 0 }
             }
             Failure::Mismatch(_, theirs) => Error::Mismatch { peer, ours: *self.call(), theirs },
             Failure::Length(_, expected, got) => Error::Length { peer, expected, got },

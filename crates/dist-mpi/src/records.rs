@@ -37,7 +37,7 @@ impl WaitReport {
 /// Follows a chain of waits in the call of a timeout to its last rank. `waits_for` returns the rank that another one
 /// waits for in a call. If the ranks wait in a cycle, the record stays as it is.
 pub(crate) fn followed(record: Abort, waits_for: impl Fn(usize, &Fingerprint) -> Option<usize>) -> Abort {
-    if record.cause != Cause::TimedOut || record.call == Fingerprint::NONE {
+    if !matches!(record.cause, Cause::TimedOut { .. }) || record.call == Fingerprint::NONE {
         return record;
     }
     let mut chain = vec![record.reporter, record.rank];
@@ -62,7 +62,7 @@ const GAVE_UP: u64 = 6;
 pub(crate) fn encode(record: &Abort) -> Vec<u8> {
     let (code, numbers, rest): (_, [u64; 2], &[u8]) = match &record.cause {
         Cause::Left => (LEFT, [0; 2], &[]),
-        Cause::TimedOut => (TIMED_OUT, [0; 2], &[]),
+        Cause::TimedOut { .. } => (TIMED_OUT, [0; 2], &[]),
         Cause::Mismatch { theirs } => (MISMATCH, [0; 2], &theirs.0),
         Cause::Length { expected, got } => (LENGTH, [*expected, *got], &[]),
         Cause::Protocol => (PROTOCOL, [0; 2], &[]),
@@ -88,7 +88,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Abort> {
     let number = |index: usize| u64::from_le_bytes(numbers[index * 8..][..8].try_into().expect("8 bytes"));
     let cause = match number(0) {
         LEFT => Cause::Left,
-        TIMED_OUT => Cause::TimedOut,
+        TIMED_OUT => Cause::timed_out(),
         MISMATCH => Cause::Mismatch { theirs: Fingerprint(rest.try_into().ok()?) },
         LENGTH => Cause::Length { expected: number(3), got: number(4) },
         PROTOCOL => Cause::Protocol,
@@ -111,7 +111,7 @@ mod tests {
     fn a_record_survives_the_way_to_another_rank() {
         let causes = [
             Cause::Left,
-            Cause::TimedOut,
+            Cause::timed_out(),
             Cause::Mismatch { theirs: Fingerprint([3; Fingerprint::SIZE]) },
             Cause::Length { expected: 5, got: u64::MAX },
             Cause::Protocol,

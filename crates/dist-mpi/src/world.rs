@@ -301,7 +301,7 @@ impl World {
         } else if self.runtime.now().saturating_sub(since) > DECISION
             && let Some(mut record) = self.proposed.get().cloned()
         {
-            if record.cause == Cause::TimedOut {
+            if matches!(record.cause, Cause::TimedOut { .. }) {
                 record.rank = 0;
             }
             self.decide(state, record);

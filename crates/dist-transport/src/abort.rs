@@ -1,5 +1,7 @@
 //! The abort record: why a job ended early, the same on every rank.
 
+#[cfg(any(feature = "tcp", feature = "sim"))]
+use std::collections::HashSet;
 use std::error::Error;
 use std::fmt;
 use std::net::IpAddr;
@@ -42,10 +44,26 @@ impl fmt::Display for CircularWait {
 
 #[cfg(any(feature = "tcp", feature = "sim"))]
 impl Abort {
+    /// Returns this record with the circle in which its reporter waits, or waits for a rank that does, if the cause is a
+    /// timeout. `waits` are the waits of all ranks, perhaps several of one rank. The waits of the circle may be in calls of
+    /// several communicators.
+    #[must_use]
+    pub(crate) fn with_circle(mut self, waits: &[CircularWait]) -> Self {
+        let own = CircularWait { rank: self.reporter, on: self.rank, call: self.call };
+        // Waits outside any call are not compared.
+        if let Cause::TimedOut { waits: listed, count } = &mut self.cause
+            && own.call != Fingerprint::NONE
+        {
+            *listed = circle_from(own, waits);
+            *count = listed.len();
+            listed.truncate(NAMED_MAX);
+        }
+        self
+    }
+
     /// Creates the record of a circle. Each rank in the list waits for the next one, and the last one for the first.
     pub(crate) fn circle(mut waits: Vec<CircularWait>, reporter: usize) -> Self {
-        let first = (0..waits.len()).min_by_key(|&index| waits[index].rank).unwrap_or(0);
-        waits.rotate_left(first);
+        begin_with_lowest(&mut waits);
         let own = waits.iter().find(|wait| wait.rank == reporter).copied();
         let (rank, call) = own.map_or((reporter, Fingerprint::NONE), |wait| (wait.on, wait.call));
         let count = waits.len();
@@ -58,7 +76,7 @@ impl Abort {
     /// record does not change.
     #[must_use]
     pub(crate) fn followed(self, waits_for: impl Fn(usize, &Fingerprint) -> Option<usize>) -> Self {
-        if self.cause != Cause::TimedOut || self.call == Fingerprint::NONE {
+        if !matches!(self.cause, Cause::TimedOut { .. }) || self.call == Fingerprint::NONE {
             return self;
         }
         let mut chain = vec![self.reporter, self.rank];
@@ -70,6 +88,43 @@ impl Abort {
         }
         Self { rank: chain[chain.len() - 1], ..self }
     }
+}
+
+/// Returns the waits of a circle that this wait is in or leads to, the lowest rank first. Returns none if there is no circle.
+#[cfg(any(feature = "tcp", feature = "sim"))]
+fn circle_from(first: CircularWait, waits: &[CircularWait]) -> Vec<CircularWait> {
+    let (mut path, mut tried) = (vec![first], HashSet::new());
+    while let Some(&CircularWait { on, .. }) = path.last() {
+        if let Some(start) = path.iter().position(|wait| wait.rank == on) {
+            let mut circle = path.split_off(start);
+            begin_with_lowest(&mut circle);
+            return circle;
+        }
+        let is_next =
+            |wait: &CircularWait| wait.rank == on && wait.on != on && wait.call != Fingerprint::NONE;
+        let mut next = waits.iter().enumerate().filter(|(_, wait)| is_next(wait));
+        match next.find(|(index, _)| tried.insert(*index)) {
+            Some((_, wait)) => path.push(*wait),
+            None => drop(path.pop()),
+        }
+    }
+    Vec::new()
+}
+
+/// Rotates a circle so that the wait of the lowest rank comes first.
+#[cfg(any(feature = "tcp", feature = "sim"))]
+fn begin_with_lowest(circle: &mut [CircularWait]) {
+    let lowest = circle.iter().enumerate().min_by_key(|(_, wait)| wait.rank);
+    let first = lowest.map_or(0, |(index, _)| index);
+    circle.rotate_left(first);
+}
+
+/// Describes ranks that wait for each other.
+fn circle(waits: &[CircularWait], count: usize) -> String {
+    let all: Vec<_> = waits.iter().map(CircularWait::to_string).collect();
+    let more = count.saturating_sub(waits.len());
+    let more = if more > 0 { format!("; {more} more ranks wait") } else { String::new() };
+    format!("{count} ranks wait for each other: {}{more}", all.join("; "))
 }
 
 impl Error for Abort {}
@@ -95,11 +150,10 @@ impl fmt::Display for Abort {
                 let [lower, upper] = ends.map(|(rank, host)| format!("rank {rank}{host}"));
                 write!(f, "{lower} and {upper} cannot reach each other")
             }
-            Cause::CircularWait { waits, count } => {
-                let all: Vec<_> = waits.iter().map(CircularWait::to_string).collect();
-                let more = count.saturating_sub(waits.len());
-                let more = if more > 0 { format!("; {more} more ranks wait") } else { String::new() };
-                write!(f, "{count} ranks wait for each other: {}{more}", all.join("; "))
+            Cause::CircularWait { waits, count } => f.write_str(&circle(waits, *count)),
+            Cause::TimedOut { waits, count } if !waits.is_empty() => {
+                let circle = circle(waits, *count);
+                write!(f, "rank {rank} {cause} (reported by rank {reporter}); {circle}")
             }
             Cause::NotInTime { missing, count, .. } => {
                 let missing = named_ranks(missing, *count);
@@ -159,7 +213,14 @@ pub enum Cause {
     Left,
     /// A peer waited for it until the deadline.
     #[error("was waited for until the deadline")]
-    TimedOut,
+    TimedOut {
+        /// The waits of a circle in which the peer waited, or waited for a rank of it, at most the first 16. Empty if no
+        /// circle is known. The ranks wait in calls of several communicators, for room, or beside started operations, so
+        /// another thread of one of them may have been late.
+        waits: Vec<CircularWait>,
+        /// The number of ranks in the circle.
+        count: usize,
+    },
     /// Ranks wait for each other's messages or signals in a circle, and none is on its way. None of them is more to blame than
     /// the others.
     #[error("waits in a circle with others")]
@@ -217,6 +278,20 @@ fn extent(hosts: usize, ranks: usize) -> String {
 impl Cause {
     /// The longest reason of [`GaveUp`](Self::GaveUp) that other ranks receive, in bytes.
     pub const WHY_BYTES: usize = 160;
+
+    /// Creates the cause of a rank that was waited for until the deadline, without a circle of waits.
+    pub const fn timed_out() -> Self {
+        Self::TimedOut { waits: Vec::new(), count: 0 }
+    }
+
+    /// Returns the list of waits of a circle, if the cause has one.
+    #[cfg(feature = "tcp")]
+    pub(crate) const fn circle_mut(&mut self) -> Option<&mut Vec<CircularWait>> {
+        match self {
+            Self::TimedOut { waits, .. } | Self::CircularWait { waits, .. } => Some(waits),
+            _ => None,
+        }
+    }
 
     /// Creates the cause of ranks that did not join within this time.
     #[cfg(feature = "tcp")]
@@ -283,6 +358,37 @@ mod tests {
         assert_eq!(text(vec![1, 3]), "ranks [1, 3] did not join within 60s (reported by rank 0)");
         let many = text((1..99).collect());
         assert!(many.contains("15, 16] and 82 more did not join"), "{many}");
+    }
+
+    #[test]
+    #[cfg(any(feature = "tcp", feature = "sim"))]
+    fn a_timeout_lists_the_circle_that_its_reporter_waits_in_or_for() {
+        const CALL: Fingerprint = Fingerprint([5; Fingerprint::SIZE]);
+        let wait = |(rank, on): (usize, usize)| CircularWait { rank, on, call: CALL };
+        let listed = |(reporter, rank): (usize, usize), waits: &[(usize, usize)]| {
+            let abort = Abort { cause: Cause::timed_out(), rank, reporter, call: CALL };
+            let waits: Vec<_> = waits.iter().copied().map(wait).collect();
+            let Cause::TimedOut { waits, count } = abort.with_circle(&waits).cause else {
+                panic!("it is late")
+            };
+            assert_eq!(waits.len(), count.min(NAMED_MAX));
+            waits.iter().map(|wait| (wait.rank, wait.on)).collect::<Vec<_>>()
+        };
+        assert_eq!(listed((0, 1), &[]), []);
+        assert_eq!(listed((0, 1), &[(1, 2), (2, 3)]), [], "a chain");
+        assert_eq!(listed((1, 0), &[(0, 1)]), [(0, 1), (1, 0)], "no report of its own is needed");
+        assert_eq!(listed((1, 2), &[(2, 0), (0, 1)]), [(0, 1), (1, 2), (2, 0)]);
+        assert_eq!(listed((5, 2), &[(2, 1), (1, 2)]), [(1, 2), (2, 1)], "it waits for a rank of the circle");
+        assert_eq!(listed((0, 1), &[(1, 3), (1, 2), (2, 0)]), [(0, 1), (1, 2), (2, 0)], "rank 1 waits twice");
+        assert_eq!(listed((0, 1), &[(1, 1)]), [], "rank 1 waits no longer");
+        let many: Vec<_> = (1..99).map(|rank| (rank, (rank + 1) % 99)).collect();
+        assert_eq!(listed((0, 1), &many).len(), NAMED_MAX);
+        let own = Abort { cause: Cause::timed_out(), rank: 1, reporter: 0, call: CALL };
+        let outside = CircularWait { call: Fingerprint::NONE, ..wait((1, 0)) };
+        assert_eq!(own.clone().with_circle(&[outside]), own, "it waits outside any call");
+        let text = own.with_circle(&[wait((1, 0))]).to_string();
+        let circle = "2 ranks wait for each other: rank 0 waits for rank 1; rank 1 waits for rank 0";
+        assert_eq!(text, format!("rank 1 was waited for until the deadline (reported by rank 0); {circle}"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use crate::{Abort, Cause, Fingerprint, Version};
+use crate::{Abort, Cause, CircularWait, Fingerprint, Version};
 
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -107,6 +107,11 @@ pub enum Error {
         elapsed: Duration,
         /// The timeout of the call.
         limit: Duration,
+        /// The waits of a circle, as in [`Cause::TimedOut`]. The message does not list them, because only the layer above
+        /// can decode their calls.
+        waits: Vec<CircularWait>,
+        /// The number of ranks in the circle.
+        count: usize,
     },
     /// Some ranks never joined the rendezvous, or are still in the previous world.
     #[error(
@@ -528,7 +533,7 @@ mod tests {
     fn a_timeout_names_the_setting_for_more_time() {
         let late = |activity| {
             let (elapsed, limit) = (Duration::from_nanos(60_000_204_515), Duration::from_secs(60));
-            Error::Timeout { activity, peer: 2, elapsed, limit }.to_string()
+            Error::Timeout { activity, peer: 2, elapsed, limit, waits: Vec::new(), count: 0 }.to_string()
         };
         let expected = "receiving: rank 2 did not take part within 60s (waited 60s); \
                         if it only needs longer, set a longer time with set_timeout on every rank";

@@ -133,7 +133,7 @@ impl Engine {
         let [own, counting] = [self.rank().index(), COUNTING_RANK].map(|rank| self.in_world(rank));
         let of_this_call = self.transport.aborted().filter(|abort| abort.call == call.encode());
         of_this_call.is_some_and(|Abort { cause, rank, reporter, .. }| match cause {
-            Cause::TimedOut => reporter == counting || rank == own,
+            Cause::TimedOut { .. } => reporter == counting || rank == own,
             Cause::GaveUp { .. } => reporter == counting,
             _ => false,
         })

@@ -54,7 +54,7 @@ fn every_rank_that_comes_learns_the_absent_ranks(
             let is_late = matches!(error, Error::Late);
             let names_the_first = matches!(
                 error,
-                Error::Aborted { rank, cause: Cause::TimedOut, reporter: 0, .. } if rank == absent[0]
+                Error::Aborted { rank, cause: Cause::TimedOut { .. }, reporter: 0, .. } if rank == absent[0]
             );
             assert!(is_late || names_the_first, "{error:?}");
             assert_eq!(is_late, elsewhere == LATE, "{error:?}");
@@ -176,7 +176,10 @@ fn rank_0_has_come_though_another_call_waits_for_it_in_vain() {
         assert_eq!(error.peer(), Some(0), "{error:?}");
     }
     let told = &outcome.results[2];
-    assert!(matches!(told, Error::Aborted { rank: 0, cause: Cause::TimedOut, reporter: 1, .. }), "{told:?}");
+    assert!(
+        matches!(told, Error::Aborted { rank: 0, cause: Cause::TimedOut { .. }, reporter: 1, .. }),
+        "{told:?}"
+    );
 }
 
 /// A rank that comes after the end of the job gets the reason of the end.

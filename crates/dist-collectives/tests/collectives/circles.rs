@@ -10,6 +10,9 @@ use rstest::rstest;
 
 use crate::worlds::{self, Network};
 
+/// A timeout that leaves the time for reports of waits, also on a busy machine.
+const LIMIT: Duration = Duration::from_secs(5);
+
 /// Longer than the wait after which a rank reports it.
 const LATE: Duration = Duration::from_millis(600);
 
@@ -237,6 +240,96 @@ fn ranks_that_are_late_by_seconds_are_in_no_circle() {
                 comm.send(&[1_u8], right).unwrap();
             }
             comm.all_reduce(&mut [1_u64], ReduceOp::Sum).unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_circle_across_communicators_is_listed_when_the_deadline_passes() {
+    for &network in Network::ALL {
+        for is_collective in [false, true] {
+            let errors = worlds::run(network, 2, move |mut comm| {
+                let mut other = comm.fork().unwrap();
+                if comm.rank() == 0 {
+                    return comm.with_timeout(LIMIT).recv(&mut [0_u8], 1).unwrap_err();
+                }
+                let failed = match is_collective {
+                    true => other.all_reduce(&mut [1_u64], ReduceOp::Sum),
+                    false => other.recv(&mut [0_u64], 0),
+                };
+                failed.unwrap_err()
+            });
+            for (rank, error) in errors.iter().enumerate() {
+                let text = error.to_string();
+                assert!(error.is_timeout() && error.peer() == Some(1), "{network:?}, rank {rank}: {error:?}");
+                let first = "2 ranks wait for each other across communicators: rank 0 waits for rank 1 in message of u8 \
+                             on channel 0; rank 1 waits for rank 0 in ";
+                let call = if is_collective { "all_reduce (call 1) of 1 u64" } else { "message of u64" };
+                let (_, second) =
+                    text.split_once(first).unwrap_or_else(|| panic!("{network:?}, rank {rank}: {text}"));
+                assert!(second.starts_with(call) && second.contains(" on channel "), "{network:?}: {text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_circle_beside_a_started_collective_is_listed_when_the_deadline_passes() {
+    for &network in Network::ALL {
+        let errors = worlds::run(network, 2, |mut comm| {
+            if comm.rank() == 0 {
+                return comm.with_timeout(LIMIT).recv(&mut [0_u8], 1).unwrap_err();
+            }
+            comm.start_all_reduce(vec![1_u64], ReduceOp::Sum).wait().unwrap_err().into()
+        });
+        for error in errors {
+            let text = error.to_string();
+            assert!(error.is_timeout() && error.peer() == Some(1), "{network:?}: {error:?}");
+            let circle = "2 ranks wait for each other: rank 0 waits for rank 1 in message of u8; rank 1 waits for rank 0 in \
+                          all_reduce (call 1)";
+            assert!(text.contains(circle), "{network:?}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_deadline_with_a_rank_that_computes_lists_no_circle() {
+    for &network in Network::ALL {
+        let errors = worlds::run(network, 3, |mut comm| {
+            let mut other = comm.fork().unwrap();
+            match comm.rank() {
+                0 => comm.with_timeout(LIMIT).recv(&mut [0_u8], 1).unwrap_err(),
+                1 => other.recv(&mut [0_u8], 2).unwrap_err(),
+                _ => {
+                    comm.runtime().sleep(LIMIT + LATE);
+                    comm.barrier().unwrap_err()
+                }
+            }
+        });
+        for error in errors {
+            assert!(error.is_timeout(), "{network:?}: {error:?}");
+            assert!(!error.to_string().contains("wait for each other"), "{network:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_thread_that_acts_on_another_communicator_ends_a_circle() {
+    for &network in Network::ALL {
+        worlds::run(network, 2, |mut comm| {
+            let mut other = comm.fork().unwrap();
+            if comm.rank() == 0 {
+                comm.recv(&mut [0_u8], 1).unwrap();
+                return other.all_reduce(&mut [1_u64], ReduceOp::Sum).unwrap();
+            }
+            let runtime = comm.runtime().clone();
+            let late = move || {
+                comm.runtime().sleep(3 * LATE);
+                comm.send(&[1_u8], 0).unwrap();
+            };
+            let thread = runtime.spawn("late", late).unwrap();
+            other.all_reduce(&mut [1_u64], ReduceOp::Sum).unwrap();
+            thread.join().unwrap();
         });
     }
 }

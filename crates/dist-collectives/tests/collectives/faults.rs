@@ -44,7 +44,7 @@ pub(crate) fn culprit(error: &Error) -> (usize, &'static str) {
             Cause::Silent => "silent",
             Cause::CoordinatorLost => "coordinator lost",
             Cause::LauncherLost => "launcher lost",
-            Cause::TimedOut => "timed out",
+            Cause::TimedOut { .. } => "timed out",
             Cause::Protocol => "protocol",
             Cause::Unreachable { .. } => "unreachable",
             Cause::Mismatch { .. } | Cause::Length { .. } => "mismatch",

@@ -278,7 +278,7 @@ fn timeout(transport: &mut dyn Transport) -> Result<(), BoxError> {
     } else {
         stand_by(transport)?
     };
-    expect_record(transport, &error, (Cause::TimedOut, last, 0, Fingerprint::NONE))
+    expect_record(transport, &error, (Cause::timed_out(), last, 0, Fingerprint::NONE))
 }
 
 /// Lets the last rank make another call than rank 0, which receives.

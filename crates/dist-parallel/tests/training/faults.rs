@@ -104,7 +104,7 @@ fn culprit(error: &(dyn StdError + 'static)) -> (usize, &'static str) {
         Error::Aborted { cause: Cause::Died, .. } => "died",
         Error::Aborted { cause: Cause::Silent, .. } => "silent",
         Error::Aborted { cause: Cause::CoordinatorLost, .. } => "coordinator lost",
-        Error::Aborted { cause: Cause::TimedOut, .. } => "timed out",
+        Error::Aborted { cause: Cause::TimedOut { .. }, .. } => "timed out",
         Error::Aborted { cause: Cause::Protocol, .. } => "protocol",
         Error::Aborted { cause: Cause::Unreachable { .. }, .. } => "unreachable",
         Error::Transport { .. } if error.is_timeout() => "timed out",

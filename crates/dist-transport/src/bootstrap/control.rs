@@ -74,7 +74,7 @@ pub(crate) enum Frame {
     AskSent { channel: ChannelId, to: u32 },
     /// Answers that question.
     Sent { channel: ChannelId, to: u32, messages: u64, signals: u64 },
-    /// A wait of the circle that the next abort is about.
+    /// A wait of the circle that the next abort lists.
     Circle(CircularWait),
     /// A piece of a request to the store, or of its reply, which has the same number. The pieces of a message
     /// follow each other, with no piece of another message between them.
@@ -147,20 +147,22 @@ pub(crate) struct WaitReport {
 /// The message or signal for which a rank waits, and the number of earlier ones that have arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Missing {
-    /// Room for a message, a message of any of several ranks, or anything that another thread of this rank may end. Such
-    /// waits are not compared.
+    /// A message of any of several ranks, or anything that another thread of this rank may end. Such waits are not
+    /// compared.
     Anything,
     /// A message.
     Message(u64),
     /// A signal in the group's shared memory.
     Signal(u64),
+    /// Room for a message.
+    Room,
 }
 
 impl WaitReport {
     /// Returns `true` if the other rank has not sent the awaited message or signal.
     fn is_for_something_to_come_from(&self, other: &Self) -> bool {
         match self.missing {
-            Missing::Anything => false,
+            Missing::Anything | Missing::Room => false,
             Missing::Message(received) => received == other.messages,
             Missing::Signal(seen) => seen == other.signals,
         }
@@ -374,7 +376,10 @@ fn encode_cause(cause: &Cause) -> (u32, [u8; Cause::WHY_BYTES]) {
         Cause::Died => 0,
         Cause::Silent => 1,
         Cause::Left => 2,
-        Cause::TimedOut => 3,
+        Cause::TimedOut { count, .. } => {
+            details[..8].copy_from_slice(&(*count as u64).to_le_bytes());
+            3
+        }
         Cause::Mismatch { theirs } => {
             details[..Fingerprint::SIZE].copy_from_slice(&theirs.0);
             4
@@ -429,7 +434,8 @@ fn decode_cause(kind: u32, details: [u8; Cause::WHY_BYTES]) -> Option<Cause> {
         0 => Cause::Died,
         1 => Cause::Silent,
         2 => Cause::Left,
-        3 => Cause::TimedOut,
+        // The waits are in frames of their own.
+        3 => Cause::TimedOut { waits: Vec::new(), count: fields.size() },
         4 => Cause::Mismatch { theirs: Fingerprint(fields.bytes()) },
         5 => Cause::Protocol,
         6 => {
@@ -451,7 +457,6 @@ fn decode_cause(kind: u32, details: [u8; Cause::WHY_BYTES]) -> Option<Cause> {
             let host = IpAddr::from(Ipv6Addr::from(fields.bytes::<16>())).to_canonical();
             Cause::HostLost { host, hosts: fields.size(), ranks: fields.size() }
         }
-        // The waits are in frames of their own.
         15 => Cause::CircularWait { waits: Vec::new(), count: fields.size() },
         11 => {
             let is_known = fields.bytes::<1>() == [1];
@@ -496,6 +501,7 @@ impl Encoder {
             Missing::Anything => (0, 0),
             Missing::Message(received) => (1, received),
             Missing::Signal(seen) => (2, seen),
+            Missing::Room => (3, 0),
         };
         self.number(wait.on)
             .number(wait.index)
@@ -597,6 +603,7 @@ impl Decoder<'_> {
             0 => Missing::Anything,
             1 => Missing::Message(count),
             2 => Missing::Signal(count),
+            3 => Missing::Room,
             _ => return None,
         };
         let (messages, signals, is_only_call) = (self.long(), self.long(), self.number() != 0);

@@ -62,7 +62,7 @@ impl ErrorContext<'_> {
         let left = session.has_left(self.channel, peer);
         let (cause, error) = match link_error {
             LinkError::Aborted(abort) => return Error::Aborted(abort),
-            LinkError::TimedOut => (Cause::TimedOut, timeout(&session.runtime, activity, peer, deadline)),
+            LinkError::TimedOut => (Cause::timed_out(), timeout(&session.runtime, activity, peer, deadline)),
             LinkError::Goodbye | LinkError::Closed => (Cause::Left, Error::Closed { activity, peer }),
             LinkError::Mismatch { theirs } => {
                 (Cause::Mismatch { theirs }, Error::Mismatch { peer, ours, theirs })
@@ -96,14 +96,15 @@ impl ErrorContext<'_> {
 
     /// Returns the error of this rank's call: [`Error::Aborted`] if the coordinator has committed another abort
     /// record than `own`, and the error of `own` otherwise. The peer may itself have been waiting; the
-    /// committed record then names the rank that delayed all others.
+    /// committed record then names the rank that delayed all others, and lists a circle of waits if there is one.
     fn committed_error(&self, own: &Abort, error: Error) -> Error {
         match (self.session.why_ended(), error) {
             (Some(word), error) if word == *own => error,
-            (Some(word), Error::Timeout { activity, elapsed, limit, .. })
-                if word == (Abort { rank: word.rank, ..own.clone() }) =>
-            {
-                Error::Timeout { activity, peer: word.rank, elapsed, limit }
+            (
+                Some(Abort { cause: Cause::TimedOut { waits, count }, rank, reporter, call }),
+                Error::Timeout { activity, elapsed, limit, .. },
+            ) if (reporter, call) == (own.reporter, own.call) => {
+                Error::Timeout { activity, peer: rank, elapsed, limit, waits, count }
             }
             (Some(word), _) => Error::Aborted(word),
             (None, error) => error,

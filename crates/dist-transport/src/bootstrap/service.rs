@@ -50,7 +50,7 @@ pub(crate) struct Service {
     /// Ranks that need no watching any more, or cannot be watched.
     unwatched: HashSet<usize>,
     store_inbox: StoreInbox,
-    /// The waits of the circle that the next abort is about.
+    /// The waits of the circle that the next abort lists.
     circle: Vec<CircularWait>,
 }
 
@@ -268,7 +268,7 @@ impl Service {
                     match frame {
                         Frame::Circle(wait) => self.circle.push(wait),
                         Frame::Abort(mut abort) => {
-                            if let Cause::CircularWait { waits, .. } = &mut abort.cause {
+                            if let Some(waits) = abort.cause.circle_mut() {
                                 *waits = std::mem::take(&mut self.circle);
                             }
                             self.session.abort_state.commit(abort);

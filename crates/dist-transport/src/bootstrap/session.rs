@@ -666,7 +666,8 @@ pub(crate) fn at_least(runtime: &Runtime, deadline: Deadline, limit: Duration) -
 
 /// Returns the error of a wait that lasted too long.
 pub(crate) fn timeout(runtime: &Runtime, activity: Activity, peer: usize, deadline: Deadline) -> Error {
-    Error::Timeout { activity, peer, elapsed: runtime.elapsed(deadline), limit: deadline.limit() }
+    let (elapsed, limit) = (runtime.elapsed(deadline), deadline.limit());
+    Error::Timeout { activity, peer, elapsed, limit, waits: Vec::new(), count: 0 }
 }
 
 /// Locks a mutex and ignores poisoning: a panic of another thread does not make these records wrong.

@@ -205,7 +205,7 @@ pub(super) fn an_error_in_a_group_ends_the_job_and_names_ranks_of_the_world(fabr
         };
         (error, await_abort(&*transport))
     };
-    let record = Abort { cause: Cause::TimedOut, rank: 4, reporter: 2, call };
+    let record = Abort { cause: Cause::timed_out(), rank: 4, reporter: 2, call };
     backend.check(5, program, move |ends| {
         for (rank, (error, abort)) in ends.iter().enumerate() {
             assert_eq!(*abort, record, "rank {rank}");

@@ -279,7 +279,7 @@ pub(super) fn a_wait_for_a_matched_message_ends_in_time_and_names_the_peer(fabri
             let error = receive(&mut *messages, 1, 2, &due).unwrap_err();
             (Some(error), await_abort(&*transport))
         };
-        let cause = if leaves { Cause::Left } else { Cause::TimedOut };
+        let cause = if leaves { Cause::Left } else { Cause::timed_out() };
         let record = Abort { cause, rank: 1, reporter: 0, call: Fingerprint::NONE };
         backend.check(2, program, move |ends| {
             assert!(ends.iter().all(|(_, abort)| *abort == record), "{ends:?}");

@@ -248,7 +248,7 @@ pub(super) fn a_collective_of_a_library_is_refused_on_every_rank_if_calls_differ
 
 /// A rank that does not come to a collective of a library is named when the deadline has passed.
 pub(super) fn a_rank_that_does_not_come_to_a_collective_of_a_library_is_named(fabric: &'static dyn Fabric) {
-    let record = Abort { cause: Cause::TimedOut, rank: 2, reporter: 0, call: OURS };
+    let record = Abort { cause: Cause::timed_out(), rank: 2, reporter: 0, call: OURS };
     let program = move |mut transport: Box<dyn Transport>| {
         let transport = &mut *transport;
         if !has_native(fabric, transport) {

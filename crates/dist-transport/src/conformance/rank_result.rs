@@ -113,7 +113,8 @@ impl RankResult for Cause {
     fn encode(&self, bytes: &mut Vec<u8>) {
         match self {
             Self::Left => 0_u64.encode(bytes),
-            Self::TimedOut => 1_u64.encode(bytes),
+            // A fabric that lists circles has its ranks in one process.
+            Self::TimedOut { .. } => 1_u64.encode(bytes),
             Self::Panicked => 2_u64.encode(bytes),
             Self::Mismatch { theirs } => (3_u64, *theirs).encode(bytes),
             Self::Length { expected, got } => (4_u64, (*expected, *got)).encode(bytes),
@@ -125,7 +126,7 @@ impl RankResult for Cause {
     fn decode(bytes: &mut &[u8]) -> Self {
         match u64::decode(bytes) {
             0 => Self::Left,
-            1 => Self::TimedOut,
+            1 => Self::timed_out(),
             2 => Self::Panicked,
             3 => Self::Mismatch { theirs: Fingerprint::decode(bytes) },
             4 => Self::Length { expected: u64::decode(bytes), got: u64::decode(bytes) },
@@ -142,7 +143,7 @@ rank_result_as! {
 impl RankResult for Error {
     fn encode(&self, bytes: &mut Vec<u8>) {
         match self {
-            Self::Timeout { activity, peer, elapsed, limit } => {
+            Self::Timeout { activity, peer, elapsed, limit, .. } => {
                 (0_u64, ((*activity, *peer), (*elapsed, *limit))).encode(bytes);
             }
             Self::Closed { activity, peer } => (1_u64, (*activity, *peer)).encode(bytes),
@@ -158,7 +159,7 @@ impl RankResult for Error {
         match u64::decode(bytes) {
             0 => {
                 let ((activity, peer), (elapsed, limit)) = RankResult::decode(bytes);
-                Self::Timeout { activity, peer, elapsed, limit }
+                Self::Timeout { activity, peer, elapsed, limit, waits: Vec::new(), count: 0 }
             }
             1 => Self::Closed { activity: Activity::decode(bytes), peer: usize::decode(bytes) },
             2 => {

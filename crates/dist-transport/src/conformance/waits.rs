@@ -36,12 +36,14 @@ pub(super) fn a_wait_ends_at_its_deadline_and_names_the_peer(fabric: &'static dy
             };
             (error, await_abort(transport))
         };
-        let record = Abort { cause: Cause::TimedOut, rank: 1, reporter: 0, call: Fingerprint::NONE };
+        let record = Abort { cause: Cause::timed_out(), rank: 1, reporter: 0, call: Fingerprint::NONE };
         backend.check(world_size, program, move |ends| {
             for (rank, (error, abort)) in ends.iter().enumerate() {
                 assert_eq!(*abort, record, "rank {rank}");
                 match error {
-                    Error::Timeout { activity: Activity::Receive, peer: 1, elapsed, limit } if rank == 0 => {
+                    Error::Timeout { activity: Activity::Receive, peer: 1, elapsed, limit, .. }
+                        if rank == 0 =>
+                    {
                         assert_eq!(*limit, expected);
                         assert!((expected..LONG).contains(elapsed), "{elapsed:?}");
                     }
@@ -63,7 +65,7 @@ pub(super) fn a_wait_ends_at_its_deadline_and_names_the_peer(fabric: &'static dy
 pub(super) fn the_last_rank_of_a_chain_of_waits_is_named(fabric: &'static dyn Fabric) {
     fn check(backend: Backend, is_connected: bool, is_circle: bool) {
         let rank = if is_circle { 1 } else { 3 };
-        let record = Abort { cause: Cause::TimedOut, rank, reporter: 0, call: OURS };
+        let record = Abort { cause: Cause::timed_out(), rank, reporter: 0, call: OURS };
         let told = record.clone();
         let program = move |mut transport: Box<dyn Transport>| {
             let transport = &mut *transport;
@@ -133,8 +135,8 @@ pub(super) fn ranks_that_wait_in_a_circle_are_told_soon(fabric: &'static dyn Fab
     }
 }
 
-/// Ranks that wait for each other in calls on two channels of one communicator are told so long before the deadline, unless a
-/// started operation of one of them may still end a wait.
+/// Ranks that wait for each other in calls on two channels of one communicator are told so long before the deadline. If a started
+/// operation of one of them may still end a wait, the abort of the deadline lists them.
 pub(super) fn calls_on_two_channels_that_wait_for_each_other_are_told_soon(fabric: &'static dyn Fabric) {
     const MESSAGE: u8 = 5;
     const COLLECTIVE: u8 = 7;
@@ -175,7 +177,9 @@ pub(super) fn calls_on_two_channels_that_wait_for_each_other_are_told_soon(fabri
                 Cause::CircularWait { waits: (0..world_size).map(wait).collect(), count: world_size };
             for (rank, (error, abort)) in ends.into_iter().enumerate() {
                 if is_started {
-                    assert_eq!((abort.cause, abort.rank, abort.reporter), (Cause::TimedOut, 1, 0));
+                    let waits = (0..world_size).map(wait).collect();
+                    let late = Cause::TimedOut { waits, count: world_size };
+                    assert_eq!((abort.cause, abort.rank, abort.reporter), (late, 1, 0), "rank {rank}");
                 } else {
                     assert_eq!(abort.cause, circle, "rank {rank}");
                     assert!(!error.is_timeout() && error.peer().is_none(), "rank {rank}: {error}");
@@ -213,7 +217,7 @@ pub(super) fn a_late_rank_ends_the_waits_of_all_others(fabric: &'static dyn Fabr
 /// A rank that has waited and waits no longer delays the ranks that wait for it itself.
 pub(super) fn a_rank_that_waits_no_longer_is_named(fabric: &'static dyn Fabric) {
     fn check(backend: Backend, is_connected: bool, listens: bool) {
-        let record = Abort { cause: Cause::TimedOut, rank: 1, reporter: 0, call: OURS };
+        let record = Abort { cause: Cause::timed_out(), rank: 1, reporter: 0, call: OURS };
         let told = record.clone();
         let program = move |mut transport: Box<dyn Transport>| {
             let transport = &mut *transport;
@@ -267,7 +271,7 @@ pub(super) fn a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer(fa
         let [first, silent, _] = members;
         backend.check(3, program, move |ends| {
             for (rank, (error, abort)) in ends.into_iter().flatten().enumerate() {
-                assert_eq!((abort.cause, abort.rank, abort.reporter), (Cause::TimedOut, silent, first));
+                assert_eq!((abort.cause, abort.rank, abort.reporter), (Cause::timed_out(), silent, first));
                 match error {
                     Error::Timeout { peer, .. } if rank == first => assert_eq!(peer, silent),
                     Error::Aborted(_) if rank != first => {}
@@ -283,7 +287,7 @@ pub(super) fn a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer(fa
 
 /// If ranks wait for each other's signals in a chain, the last is named.
 pub(super) fn the_last_rank_of_a_chain_of_waits_in_shared_memory_is_named(fabric: &'static dyn Fabric) {
-    let record = Abort { cause: Cause::TimedOut, rank: 3, reporter: 0, call: call(1, 0) };
+    let record = Abort { cause: Cause::timed_out(), rank: 3, reporter: 0, call: call(1, 0) };
     let program = move |mut transport: Box<dyn Transport>| {
         let transport = &mut *transport;
         barrier(transport).unwrap();
@@ -305,7 +309,7 @@ pub(super) fn the_last_rank_of_a_chain_of_waits_in_shared_memory_is_named(fabric
 
 /// A rank that has waited for signals and waits no longer delays the ranks that wait for it itself.
 pub(super) fn a_rank_that_waits_no_longer_in_shared_memory_is_named(fabric: &'static dyn Fabric) {
-    let record = Abort { cause: Cause::TimedOut, rank: 1, reporter: 0, call: call(1, 0) };
+    let record = Abort { cause: Cause::timed_out(), rank: 1, reporter: 0, call: call(1, 0) };
     let program = move |mut transport: Box<dyn Transport>| {
         let transport = &mut *transport;
         barrier(transport).unwrap();

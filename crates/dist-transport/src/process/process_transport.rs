@@ -933,6 +933,7 @@ impl ProcessTransport {
             Activity::Connect | Activity::Receive if is_only || !is_any => {
                 Missing::Message(self.counts.received(peer))
             }
+            Activity::Send if is_only || !is_any => Missing::Room,
             _ => Missing::Anything,
         };
         let wait = || WaitReport {

@@ -442,7 +442,8 @@ impl SimFabric {
     pub(super) fn abort(&self, abort: Abort, now: Duration) -> Result<Abort, Abort> {
         let (record, woken) = {
             let state = &mut *self.lock();
-            let record = abort.followed(|rank, call| state.waits_for(rank, call));
+            let record = abort.with_circle(&state.waits_for_one());
+            let record = record.followed(|rank, call| state.waits_for(rank, call));
             state.control.propose(record.clone(), now, &state.conditions)?;
             (record, state.wake_if_known())
         };
@@ -502,6 +503,11 @@ fn waiting_since(before: Option<Waiter>, on: WaitTarget, now: Duration) -> Durat
 impl ChannelMember {
     pub(super) fn waits_on(&self) -> Option<WaitTarget> {
         self.waiting.as_ref().map(|waiting| waiting.on)
+    }
+
+    /// Returns `true` if a message of this rank has arrived or is in flight.
+    fn has_message_of(&self, rank: usize) -> bool {
+        self.inbox.get(&rank).is_some_and(|queue| !queue.messages.is_empty())
     }
 }
 
@@ -694,8 +700,7 @@ impl FabricState {
             .map(|(signals, _)| signals);
         let awaits_us = |channel: &ChannelId| {
             let Some(member) = self.channels.get(channel).map(|members| &members[peer]) else { return false };
-            let has_more = member.inbox.get(&end.rank).is_some_and(|queue| !queue.messages.is_empty());
-            member.waits_on() == Some(WaitTarget::Message(end.rank)) && !has_more
+            member.waits_on() == Some(WaitTarget::Message(end.rank)) && !member.has_message_of(end.rank)
         };
         let is_mutual = peer != end.rank && [&end.call_channel].into_iter().chain(signals).any(awaits_us);
         // Messages outside any call cannot be compared.
@@ -712,9 +717,12 @@ impl FabricState {
             let member = &members[rank];
             let Some(WaitTarget::Message(on)) = member.waits_on() else { return None };
             let call = member.position.call;
-            let has_more = member.inbox.get(&on).is_some_and(|queue| !queue.messages.is_empty());
             // Messages outside any call are not compared, nor are signals, which have another channel than their calls.
-            if has_more || on == rank || call == Fingerprint::NONE || circle.len() == members.len() {
+            if member.has_message_of(on)
+                || on == rank
+                || call == Fingerprint::NONE
+                || circle.len() == members.len()
+            {
                 return None;
             }
             circle.push(CircularWait { rank: member.world_rank, on: members[on].world_rank, call });
@@ -761,9 +769,27 @@ impl FabricState {
         [Some(&call_channel), signals.map(|(signals, _)| signals)].into_iter().flatten().find_map(|channel| {
             let member = self.channels.get(channel)?.get(rank)?;
             let Some(WaitTarget::Message(on)) = member.waits_on() else { return None };
-            let has_more = member.inbox.get(&on).is_some_and(|queue| !queue.messages.is_empty());
-            (!has_more).then_some(on)
+            (!member.has_message_of(on)).then_some(on)
         })
+    }
+
+    /// Returns the waits of all ranks for one rank each.
+    fn waits_for_one(&self) -> Vec<CircularWait> {
+        let mut waits = Vec::new();
+        for (channel, members) in &self.channels {
+            let call_channel = self.call_channels.get(channel).unwrap_or(channel);
+            for (rank, member) in members.iter().enumerate() {
+                let on = match member.waits_on() {
+                    Some(WaitTarget::Message(on)) if !member.has_message_of(on) => on,
+                    Some(WaitTarget::Room(on)) => on,
+                    _ => continue,
+                };
+                let call = self.channels.get(call_channel).map(|members| members[rank].position.call);
+                let call = call.unwrap_or(Fingerprint::NONE);
+                waits.push(CircularWait { rank: member.world_rank, on: members[on].world_rank, call });
+            }
+        }
+        waits
     }
 
     /// Returns the rank that another one waits for, if it does so in this call.

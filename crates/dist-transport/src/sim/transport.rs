@@ -520,7 +520,13 @@ impl SimTransport {
 
     fn timeout(&self, activity: Activity, peer: usize, deadline: Deadline) -> Error {
         let (elapsed, limit) = (self.runtime.elapsed(deadline), deadline.limit());
-        self.fail(peer, Cause::TimedOut, |peer| Error::Timeout { activity, peer, elapsed, limit })
+        let record = self.record(peer, Cause::timed_out());
+        match self.fabric().abort(record, self.world.clock.now()) {
+            Ok(Abort { cause: Cause::TimedOut { waits, count }, rank, .. }) => {
+                Error::Timeout { activity, peer: rank, elapsed, limit, waits, count }
+            }
+            Ok(abort) | Err(abort) => Error::Aborted(abort),
+        }
     }
 
     /// Aborts the job because of `peer`. The first rank to report gets `error` with the peer's number in the

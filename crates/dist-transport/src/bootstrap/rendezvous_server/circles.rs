@@ -9,6 +9,7 @@
 
 use super::{RankSlot, RendezvousServer};
 use crate::bootstrap::control::{Frame, Missing, WaitReport};
+use crate::shm_group::CALLS_MAX;
 use crate::{Abort, ChannelId, CircularWait, Fingerprint};
 
 /// The number of messages that a rank has begun to send to another one, and of the signals that it has given.
@@ -44,7 +45,7 @@ impl CircleScope {
         let is_in_call = *call != Fingerprint::NONE;
         is_in_call
             && match (self, wait.missing) {
-                (_, Missing::Anything) => false,
+                (_, Missing::Anything | Missing::Room) => false,
                 (Self::Channel(of), Missing::Message(_)) => channel == of,
                 (Self::Channel(_), Missing::Signal(_)) => false,
                 (Self::Communicator(of), _) => wait.is_only_call && call.communicator() == of,
@@ -91,7 +92,7 @@ impl RendezvousServer {
         let is_proven = |CircleMember { channel, wait, .. }: &CircleMember| {
             let Some(RankSlot::Joined(next)) = self.slots.get(wait.on as usize) else { return false };
             let is_missing = |sent: &SentCount| match wait.missing {
-                Missing::Anything => false,
+                Missing::Anything | Missing::Room => false,
                 Missing::Message(received) => sent.messages == received,
                 Missing::Signal(seen) => sent.signals == seen,
             };
@@ -103,6 +104,21 @@ impl RendezvousServer {
                 |CircleMember { rank, wait, call, .. }| CircularWait { rank, on: wait.on as usize, call };
             self.abort(Abort::circle(circle.into_iter().map(wait).collect(), rank));
         }
+    }
+
+    /// Returns the waits of all ranks for one rank each, according to their last reports.
+    pub(super) fn waits(&self) -> Vec<CircularWait> {
+        let of_rank = |(rank, slot): (usize, &RankSlot)| {
+            let RankSlot::Joined(member) = slot else { return Vec::new() };
+            let waits = member.waiting.values().filter(|(wait, _)| wait.missing != Missing::Anything);
+            let wait = |(wait, [call, ..]): &(WaitReport, [Fingerprint; CALLS_MAX])| CircularWait {
+                rank,
+                on: wait.on as usize,
+                call: *call,
+            };
+            waits.map(wait).collect()
+        };
+        self.slots.iter().enumerate().flat_map(of_rank).collect()
     }
 
     /// Returns the circles of ranks that wait for each other according to their last reports, each beginning with this rank: of

@@ -694,9 +694,9 @@ impl RendezvousServer {
         if lock(&self.abort_state).is_some() {
             return;
         }
-        let abort = abort.followed(|rank, call| self.waits_for(rank, call));
+        let abort = abort.with_circle(&self.waits()).followed(|rank, call| self.waits_for(rank, call));
         let waits = match &abort.cause {
-            Cause::CircularWait { waits, .. } => waits.clone(),
+            Cause::CircularWait { waits, .. } | Cause::TimedOut { waits, .. } => waits.clone(),
             _ => Vec::new(),
         };
         // Rank 0 is told last, and the hosting process after it: its process may end as soon as it knows.
