@@ -70,6 +70,8 @@ pub use ndarray;
 pub use num_complex::Complex;
 pub use pending::{Failed, Pending};
 pub use reduce_op::{ReduceOp, ReductionOrder};
+#[cfg(feature = "ndarray")]
+pub use shaped::ArrayMessage;
 pub use strided::{Strided, StridedMut};
 pub use update_window::{AtomicInteger, UpdateWindow};
 pub use window::Window;

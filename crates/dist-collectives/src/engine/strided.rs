@@ -67,7 +67,7 @@ impl Engine {
     }
 
     /// Calls `work` with memory for this many elements, which is kept between calls.
-    fn with_packed<T: Pod>(
+    pub(crate) fn with_packed<T: Pod>(
         &mut self,
         len: usize,
         work: impl FnOnce(&mut Self, &mut [T]) -> Result<()>,

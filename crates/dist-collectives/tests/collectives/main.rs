@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod arguments;
+#[cfg(feature = "ndarray")]
+mod array_messages;
 mod barriers;
 mod batches;
 mod calls;
