@@ -188,7 +188,8 @@ impl Communicator {
     ///
     /// # Errors
     /// As for [`send`](Self::send).
-    pub fn send_strided<T: Pod>(&mut self, view: Strided<'_, T>, to: usize) -> Result<()> {
+    pub fn send_strided<T: Pod>(&mut self, view: Strided<'_, T>, to: impl Into<Option<usize>>) -> Result<()> {
+        let Some(to) = to.into() else { return Ok(()) };
         self.call_messages(|engine, options| engine.send_strided(view, to, &options))
     }
 
@@ -196,7 +197,12 @@ impl Communicator {
     ///
     /// # Errors
     /// As for [`recv`](Self::recv).
-    pub fn recv_strided<T: Pod>(&mut self, mut view: StridedMut<'_, T>, from: usize) -> Result<()> {
+    pub fn recv_strided<T: Pod>(
+        &mut self,
+        mut view: StridedMut<'_, T>,
+        from: impl Into<Option<usize>>,
+    ) -> Result<()> {
+        let Some(from) = from.into() else { return Ok(()) };
         self.call_messages(|engine, options| engine.receive_strided(&mut view, from, &options))
     }
 
@@ -208,12 +214,16 @@ impl Communicator {
     pub fn send_recv_strided<T: Pod>(
         &mut self,
         sent: Strided<'_, T>,
-        to: usize,
+        to: impl Into<Option<usize>>,
         mut received: StridedMut<'_, T>,
-        from: usize,
+        from: impl Into<Option<usize>>,
     ) -> Result<()> {
-        self.call_messages(|engine, options| {
-            engine.send_receive_strided((sent, to), (&mut received, from), &options)
-        })
+        match (to.into(), from.into()) {
+            (Some(to), Some(from)) => self.call_messages(|engine, options| {
+                engine.send_receive_strided((sent, to), (&mut received, from), &options)
+            }),
+            (to, None) => self.send_strided(sent, to),
+            (None, from) => self.recv_strided(received, from),
+        }
     }
 }

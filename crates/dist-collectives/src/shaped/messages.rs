@@ -11,8 +11,8 @@ use crate::{Buffer, Communicator, Message, Pending, Result};
 pub enum ArrayMessage<'a, T> {
     /// A message that is sent.
     Send {
-        /// The receiving rank.
-        to: usize,
+        /// The receiving rank. The message is not sent if there is none.
+        to: Option<usize>,
         /// The tag.
         tag: u32,
         /// The elements to send.
@@ -20,8 +20,8 @@ pub enum ArrayMessage<'a, T> {
     },
     /// A message that is received.
     Receive {
-        /// The sending rank.
-        from: usize,
+        /// The sending rank. Nothing is received if there is none.
+        from: Option<usize>,
         /// The tag.
         tag: u32,
         /// The destination, which has as many elements as the message.
@@ -30,14 +30,14 @@ pub enum ArrayMessage<'a, T> {
 }
 
 impl<'a, T> ArrayMessage<'a, T> {
-    /// Creates a message to this rank, with tag 0.
-    pub fn send<D: Dimension>(to: usize, array: ArrayView<'a, T, D>) -> Self {
-        Self::Send { to, tag: 0, array: array.into_dyn() }
+    /// Creates a message to this rank, or to none, with tag 0.
+    pub fn send<D: Dimension>(to: impl Into<Option<usize>>, array: ArrayView<'a, T, D>) -> Self {
+        Self::Send { to: to.into(), tag: 0, array: array.into_dyn() }
     }
 
-    /// Creates a message that is received from this rank, with tag 0.
-    pub fn receive<D: Dimension>(from: usize, array: ArrayViewMut<'a, T, D>) -> Self {
-        Self::Receive { from, tag: 0, array: array.into_dyn() }
+    /// Creates a message that is received from this rank, or from none, with tag 0.
+    pub fn receive<D: Dimension>(from: impl Into<Option<usize>>, array: ArrayViewMut<'a, T, D>) -> Self {
+        Self::Receive { from: from.into(), tag: 0, array: array.into_dyn() }
     }
 
     /// Sets the tag.
@@ -51,8 +51,8 @@ impl<'a, T> ArrayMessage<'a, T> {
     /// Returns the number of elements that pass through other memory, because they do not lie in index order.
     fn packed_len(&self) -> usize {
         match self {
-            Self::Send { array, .. } if array.as_slice().is_none() => array.len(),
-            Self::Receive { array, .. } if array.as_slice().is_none() => array.len(),
+            Self::Send { to: Some(_), array, .. } if array.as_slice().is_none() => array.len(),
+            Self::Receive { from: Some(_), array, .. } if array.as_slice().is_none() => array.len(),
             _ => 0,
         }
     }
@@ -87,7 +87,12 @@ impl Communicator {
     /// # Errors
     /// Those of [`send`](Self::send).
     #[doc(alias = "MPI_Send")]
-    pub fn send_array<T: Pod, D: Dimension>(&mut self, array: &ArrayRef<T, D>, to: usize) -> Result<()> {
+    pub fn send_array<T: Pod, D: Dimension>(
+        &mut self,
+        array: &ArrayRef<T, D>,
+        to: impl Into<Option<usize>>,
+    ) -> Result<()> {
+        let Some(to) = to.into() else { return Ok(()) };
         self.call_messages(|engine, options| match array.as_slice() {
             Some(elements) => engine.send(elements, to, &options),
             None => engine.with_packed(array.len(), |engine, packed| {
@@ -105,8 +110,9 @@ impl Communicator {
     pub fn recv_array<T: Pod, D: Dimension>(
         &mut self,
         array: &mut ArrayRef<T, D>,
-        from: usize,
+        from: impl Into<Option<usize>>,
     ) -> Result<()> {
+        let Some(from) = from.into() else { return Ok(()) };
         self.call_messages(|engine, options| {
             if let Some(elements) = array.as_slice_mut() {
                 return engine.receive(elements, from, &options);
@@ -127,9 +133,9 @@ impl Communicator {
     pub fn send_recv_array<T: Pod, D: Dimension, E: Dimension>(
         &mut self,
         sent: &ArrayRef<T, D>,
-        to: usize,
+        to: impl Into<Option<usize>>,
         received: &mut ArrayRef<T, E>,
-        from: usize,
+        from: impl Into<Option<usize>>,
     ) -> Result<()> {
         let tag = self.settings.tag;
         self.batch_arrays(&mut [
@@ -185,7 +191,7 @@ impl Communicator {
     pub fn start_send_array<T: Pod + Send, D: Dimension>(
         &mut self,
         array: &ArrayRef<T, D>,
-        to: usize,
+        to: impl Into<Option<usize>>,
     ) -> Pending<Buffer<T>> {
         self.start_send(shape::elements(array).into_owned(), to)
     }
@@ -216,6 +222,7 @@ fn slices<'a, T: Pod>(
                 let elements = match array.as_slice() {
                     Some(elements) => elements,
                     None => {
+                        // The part is empty if there is no receiving rank.
                         pack(array, part);
                         part
                     }

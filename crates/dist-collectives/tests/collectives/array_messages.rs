@@ -155,3 +155,29 @@ fn a_rank_outside_of_the_group_is_refused() {
         }
     });
 }
+
+#[test]
+fn arrays_without_another_rank_are_not_sent_and_do_not_change() {
+    run(Network::Tcp, 2, |mut comm| {
+        let (rank, mut own) = (comm.rank(), matrix(comm.rank()));
+        comm.send_array(&own.column(1), None).unwrap();
+        comm.recv_array(&mut own.column_mut(0), None).unwrap();
+        comm.send_recv_array(&own.clone().column(1), None, &mut own.column_mut(0), None).unwrap();
+        let sent = comm.start_send_array(&own.column(1), None).wait().unwrap();
+        assert!(sent.iter().eq(own.column(1)));
+        assert_eq!(own, matrix(rank));
+        // An open chain of two ranks: each has one neighbour.
+        let (left, right) = (rank.checked_sub(1), Some(rank + 1).filter(|right| *right < 2));
+        let (first, middle, last) = own.multi_slice_mut((s![.., 0], s![.., 1..7], s![.., 7]));
+        comm.batch_arrays(&mut [
+            ArrayMessage::send(left, middle.column(0)).with_tag(1),
+            ArrayMessage::send(right, middle.column(5)).with_tag(2),
+            ArrayMessage::receive(right, last).with_tag(1),
+            ArrayMessage::receive(left, first).with_tag(2),
+        ])
+        .unwrap();
+        let (halo, source, kept) = if rank == 0 { (7, 1, 0) } else { (0, 6, 7) };
+        assert_eq!(own.column(halo), matrix(1 - rank).column(source));
+        assert_eq!(own.column(kept), matrix(rank).column(kept));
+    });
+}

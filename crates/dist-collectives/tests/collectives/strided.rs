@@ -88,3 +88,22 @@ fn views_outside_of_a_slice_and_blocks_that_overlap_are_refused() {
         assert!(StridedMut::new(&mut [0_u8; 10], blocks, block_len, stride).is_err());
     }
 }
+
+#[test]
+fn views_without_another_rank_are_not_sent_and_do_not_change() {
+    run(Network::Tcp, 2, |mut comm| {
+        let (rank, mut matrix) = (comm.rank(), (0..12).collect::<Vec<u32>>());
+        let before = matrix.clone();
+        let column = |index: usize| Strided::new(&before[index..], 3, 1, 4).unwrap();
+        comm.send_strided(column(0), None).unwrap();
+        comm.recv_strided(StridedMut::new(&mut matrix, 3, 1, 4).unwrap(), None).unwrap();
+        let (left, right) = (rank.checked_sub(1), Some(rank + 1).filter(|right| *right < 2));
+        let halo = StridedMut::new(&mut matrix[3..], 3, 1, 4).unwrap();
+        comm.send_recv_strided(column(1), left, halo, right).unwrap();
+        let mut expected = before.clone();
+        if rank == 0 {
+            (0..3).for_each(|row| expected[4 * row + 3] = before[4 * row + 1]);
+        }
+        assert_eq!(matrix, expected);
+    });
+}
