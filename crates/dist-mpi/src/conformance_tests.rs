@@ -54,12 +54,13 @@ impl Wire for MemoryWire {
     }
 }
 
-/// Creates a world of this size. No thread owns the library, so only the test lets it work.
-fn unserved_worlds(size: usize) -> Vec<Arc<World>> {
+/// Creates a world of ranks on these hosts. No thread owns the library, so only the test lets it work.
+fn unserved_worlds(hosts: &[u64]) -> Vec<Arc<World>> {
+    let size = hosts.len();
     let inboxes: Vec<Inbox> = (0..size).map(|_| Inbox::default()).collect();
     let mut cores = [0; CORE_WORDS];
     cores[0] = 1;
-    let placement = vec![Placement { host: 0, cores }; size];
+    let placement: Vec<_> = hosts.iter().map(|&host| Placement { host, cores }).collect();
     let create = |rank| {
         let wire = MemoryWire { rank, inboxes: inboxes.clone() };
         Arc::new(World::new(Box::new(wire), rank, placement.clone(), None))
@@ -67,9 +68,9 @@ fn unserved_worlds(size: usize) -> Vec<Arc<World>> {
     (0..size).map(create).collect()
 }
 
-/// Starts a world of this size, with one thread per rank that owns the library.
-fn worlds(size: usize) -> Vec<Arc<World>> {
-    let worlds = unserved_worlds(size);
+/// Starts a world of ranks on these hosts, with one thread per rank that owns the library.
+fn worlds(hosts: &[u64]) -> Vec<Arc<World>> {
+    let worlds = unserved_worlds(hosts);
     for world in &worlds {
         let served = world.clone();
         let task = world.runtime.spawn("dist-mpi", move || assert!(served.serve())).unwrap();
@@ -84,7 +85,7 @@ const CALL: Fingerprint = Fingerprint([1; Fingerprint::SIZE]);
 
 #[test]
 fn a_rank_that_waits_for_another_one_is_not_named_if_rank_0_decides_late() {
-    let worlds = unserved_worlds(4);
+    let worlds = unserved_worlds(&[0; 4]);
     let waits = WaitReport { waits_for: 3, calls: vec![CALL] };
     worlds[2].report_wait(ChannelId::WORLD, Some(&waits));
     worlds[0].progress(&mut worlds[0].lock());
@@ -103,18 +104,18 @@ fn a_rank_that_waits_for_another_one_is_not_named_if_rank_0_decides_late() {
 
 #[test]
 fn rank_0_is_named_if_it_does_not_decide_about_a_timeout() {
-    let worlds = unserved_worlds(4);
+    let worlds = unserved_worlds(&[0; 4]);
     worlds[1].propose(&mut worlds[1].lock(), TIMEOUT);
     assert_eq!(worlds[1].await_decision(), Abort { rank: 0, ..TIMEOUT });
 }
 
-fn run(world_size: usize, program: &TransportProgram, join: fn(Arc<World>) -> Box<dyn Transport>) {
+fn run(hosts: &[u64], program: &TransportProgram, join: fn(Arc<World>) -> Box<dyn Transport>) {
     let runtime = Runtime::system();
     let start = |world: Arc<World>| -> Task<()> {
         let program = program.clone();
         runtime.spawn("rank", move || program(join(world))).unwrap()
     };
-    let tasks: Vec<_> = worlds(world_size).into_iter().map(start).collect();
+    let tasks: Vec<_> = worlds(hosts).into_iter().map(start).collect();
     for result in tasks.into_iter().map(Task::join).collect::<Vec<_>>() {
         result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     }
@@ -129,7 +130,11 @@ impl Fabric for Messages {
     }
 
     fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
-        run(world_size, &program, |world| Box::new(MpiTransport::new(world)));
+        run(&vec![0; world_size], &program, |world| Box::new(MpiTransport::new(world)));
+    }
+
+    fn run_on(&self, _: u64, hosts: &[u64], program: TransportProgram) {
+        run(hosts, &program, |world| Box::new(MpiTransport::new(world)));
     }
 
     fn has_store(&self) -> bool {
@@ -141,6 +146,11 @@ impl Fabric for Messages {
     }
 }
 
+fn with_memory(world: Arc<World>) -> Box<dyn Transport> {
+    let due = world.runtime.deadline(Duration::from_secs(60)).into();
+    Box::new(MpiTransport::with_shared_memory(world, &due).unwrap())
+}
+
 /// A fabric with messages and shared memory.
 struct WithMemory;
 
@@ -150,10 +160,11 @@ impl Fabric for WithMemory {
     }
 
     fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
-        run(world_size, &program, |world| {
-            let due = world.runtime.deadline(Duration::from_secs(60)).into();
-            Box::new(MpiTransport::with_shared_memory(world, &due).unwrap())
-        });
+        run(&vec![0; world_size], &program, with_memory);
+    }
+
+    fn run_on(&self, _: u64, hosts: &[u64], program: TransportProgram) {
+        run(hosts, &program, with_memory);
     }
 
     fn shared_memory(&self) -> Option<Reach> {
@@ -165,7 +176,7 @@ mod messages {
     dist_transport::conformance!(super::Messages);
 }
 
-/// Promises about shared memory. An abort has a separate record on either side, so promises of one record are left out.
+/// Promises about shared memory and aborts. The messages are those of the fabric above.
 mod with_memory {
     dist_transport::conformance! { super::WithMemory =>
         shm_group {
@@ -173,6 +184,9 @@ mod with_memory {
             after_a_fused_barrier_every_rank_has_the_bytes_of_all
             groups_share_memory_of_their_own
             an_abort_wakes_ranks_that_wait_in_shared_memory
+        }
+        aborts {
+            all_ranks_have_one_record_wherever_they_wait
         }
         forks {
             a_group_of_a_group_is_translated_twice

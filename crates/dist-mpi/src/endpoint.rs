@@ -8,8 +8,8 @@ use std::time::Duration;
 use dist_transport::native::NativeCollectives;
 use dist_transport::shm_group::CALLS_MAX;
 use dist_transport::{
-    Abort, Activity, Cause, ChannelId, Combine, Error, Fingerprint, Inbox, Incoming, LazyDeadline, Outgoing,
-    Pause, Rank, Refusal, Result, Runtime, Sink, Traffic, Transport,
+    Abort, AbortDecision, Activity, Cause, ChannelId, Combine, Error, Fingerprint, Inbox, Incoming,
+    LazyDeadline, Outgoing, Pause, Rank, Refusal, Result, Runtime, Sink, Traffic, Transport,
 };
 
 use crate::records::{LONG_WAIT, WaitReport};
@@ -157,7 +157,7 @@ impl Endpoint {
     }
 
     fn begin_operation(&self) -> Result<()> {
-        self.world.aborted().map_or(Ok(()), |abort| Err(Error::Aborted(abort.clone())))
+        self.world.aborted().map_or(Ok(()), |_| Err(Error::Aborted(self.world.await_decision())))
     }
 
     /// Sends the next part of a message, if there is room for it.
@@ -840,6 +840,10 @@ impl Transport for Endpoint {
 
     fn aborted(&self) -> Option<Abort> {
         self.world.aborted().cloned()
+    }
+
+    fn abort_decision(&self) -> Option<Arc<dyn AbortDecision>> {
+        Some(self.world.clone())
     }
 
     fn traffic(&self) -> Traffic {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dist_transport::{Abort, Cause, Fingerprint};
+use dist_transport::{Abort, Cause, CircularWait, Fingerprint};
 
 /// A rank that has waited long: the calls that it is in, the current one first, and the rank that it waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,17 +57,23 @@ const LENGTH: u64 = 3;
 const PROTOCOL: u64 = 4;
 const PANICKED: u64 = 5;
 const GAVE_UP: u64 = 6;
+const DIED: u64 = 7;
+const SILENT: u64 = 8;
+const CIRCULAR_WAIT: u64 = 9;
 
-/// Returns the record as bytes: six numbers, the reporter's call, and the peer's call or the reason.
+/// Returns the record as bytes: five numbers, the reporter's call, and the rest of the cause.
 pub(crate) fn encode(record: &Abort) -> Vec<u8> {
-    let (code, numbers, rest): (_, [u64; 2], &[u8]) = match &record.cause {
-        Cause::Left => (LEFT, [0; 2], &[]),
-        Cause::TimedOut { .. } => (TIMED_OUT, [0; 2], &[]),
-        Cause::Mismatch { theirs } => (MISMATCH, [0; 2], &theirs.0),
-        Cause::Length { expected, got } => (LENGTH, [*expected, *got], &[]),
-        Cause::Protocol => (PROTOCOL, [0; 2], &[]),
-        Cause::Panicked => (PANICKED, [0; 2], &[]),
-        Cause::GaveUp { why } => (GAVE_UP, [0; 2], why.as_bytes()),
+    let (code, numbers, rest): (_, [u64; 2], Vec<u8>) = match &record.cause {
+        Cause::Left => (LEFT, [0; 2], Vec::new()),
+        Cause::TimedOut { waits, count } => (TIMED_OUT, [*count as u64, 0], encode_waits(waits)),
+        Cause::Mismatch { theirs } => (MISMATCH, [0; 2], theirs.0.to_vec()),
+        Cause::Length { expected, got } => (LENGTH, [*expected, *got], Vec::new()),
+        Cause::Protocol => (PROTOCOL, [0; 2], Vec::new()),
+        Cause::Panicked => (PANICKED, [0; 2], Vec::new()),
+        Cause::GaveUp { why } => (GAVE_UP, [0; 2], why.as_bytes().to_vec()),
+        Cause::Died => (DIED, [0; 2], Vec::new()),
+        Cause::Silent => (SILENT, [0; 2], Vec::new()),
+        Cause::CircularWait { waits, count } => (CIRCULAR_WAIT, [*count as u64, 0], encode_waits(waits)),
         // This crate reports no other cause; a program may give one to `abort`.
         other => {
             let cause = Cause::gave_up(other);
@@ -88,16 +94,46 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Abort> {
     let number = |index: usize| u64::from_le_bytes(numbers[index * 8..][..8].try_into().expect("8 bytes"));
     let cause = match number(0) {
         LEFT => Cause::Left,
-        TIMED_OUT => Cause::timed_out(),
+        TIMED_OUT => Cause::TimedOut { waits: decode_waits(rest)?, count: usize::try_from(number(3)).ok()? },
         MISMATCH => Cause::Mismatch { theirs: Fingerprint(rest.try_into().ok()?) },
         LENGTH => Cause::Length { expected: number(3), got: number(4) },
         PROTOCOL => Cause::Protocol,
         PANICKED => Cause::Panicked,
         GAVE_UP => Cause::gave_up(String::from_utf8_lossy(rest)),
+        DIED => Cause::Died,
+        SILENT => Cause::Silent,
+        CIRCULAR_WAIT => {
+            Cause::CircularWait { waits: decode_waits(rest)?, count: usize::try_from(number(3)).ok()? }
+        }
         _ => return None,
     };
     let [rank, reporter] = [number(1), number(2)].map(usize::try_from);
     Some(Abort { cause, rank: rank.ok()?, reporter: reporter.ok()?, call: Fingerprint(*call) })
+}
+
+/// The bytes of a wait in a circle: two numbers and a call.
+const CIRCULAR_WAIT_BYTES: usize = 16 + Fingerprint::SIZE;
+
+fn encode_waits(waits: &[CircularWait]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(waits.len() * CIRCULAR_WAIT_BYTES);
+    for wait in waits {
+        bytes.extend([wait.rank as u64, wait.on as u64].into_iter().flat_map(u64::to_le_bytes));
+        bytes.extend(wait.call.0);
+    }
+    bytes
+}
+
+fn decode_waits(bytes: &[u8]) -> Option<Vec<CircularWait>> {
+    let (waits, []) = bytes.as_chunks::<CIRCULAR_WAIT_BYTES>() else { return None };
+    let number = |wait: &[u8], index: usize| {
+        let bytes = wait[index * 8..][..8].try_into().expect("8 bytes");
+        usize::try_from(u64::from_le_bytes(bytes)).ok()
+    };
+    let decode = |wait: &[u8; CIRCULAR_WAIT_BYTES]| {
+        let call = Fingerprint(wait[16..].try_into().expect("the rest is a call"));
+        Some(CircularWait { rank: number(wait, 0)?, on: number(wait, 1)?, call })
+    };
+    waits.iter().map(decode).collect()
 }
 
 /// The time after which a rank that waits tells rank 0, which compares calls and follows chains of waits.
@@ -109,15 +145,23 @@ mod tests {
 
     #[test]
     fn a_record_survives_the_way_to_another_rank() {
+        let waits = vec![
+            CircularWait { rank: 0, on: 3, call: Fingerprint([4; Fingerprint::SIZE]) },
+            CircularWait { rank: 3, on: 0, call: Fingerprint::NONE },
+        ];
         let causes = [
             Cause::Left,
             Cause::timed_out(),
+            Cause::TimedOut { waits: waits.clone(), count: 40 },
             Cause::Mismatch { theirs: Fingerprint([3; Fingerprint::SIZE]) },
             Cause::Length { expected: 5, got: u64::MAX },
             Cause::Protocol,
             Cause::Panicked,
             Cause::gave_up("no more data"),
             Cause::gave_up(""),
+            Cause::Died,
+            Cause::Silent,
+            Cause::CircularWait { waits, count: 40 },
         ];
         for cause in causes {
             let record = Abort { cause, rank: 7, reporter: 2, call: Fingerprint([9; Fingerprint::SIZE]) };
@@ -129,9 +173,9 @@ mod tests {
 
     #[test]
     fn a_cause_of_another_transport_becomes_a_reason() {
-        let record = Abort { cause: Cause::Died, rank: 1, reporter: 0, call: Fingerprint::NONE };
+        let record = Abort { cause: Cause::NotJoined, rank: 1, reporter: 0, call: Fingerprint::NONE };
         let decoded = decode(&encode(&record)).unwrap();
-        assert_eq!(decoded.to_string(), "rank 1 gave up: died (reported by rank 0)");
+        assert_eq!(decoded.to_string(), "rank 1 gave up: ended before it joined (reported by rank 0)");
     }
 
     #[test]

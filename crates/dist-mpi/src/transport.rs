@@ -33,8 +33,7 @@ impl MpiTransport {
     /// Creates the transport among all ranks. Those of one host share memory.
     pub(crate) fn with_shared_memory(world: Arc<World>, due: &LazyDeadline<'_>) -> Result<Self> {
         let job = Arc::new(JobMembership(world.clone()));
-        let inner = WithSharedMemory::join(Endpoint::of_world(world.clone()), due)?;
-        world.set_host_abort(inner.host_abort());
+        let inner = WithSharedMemory::join(Endpoint::of_world(world), due)?;
         Ok(Self { inner: Box::new(inner), job })
     }
 }

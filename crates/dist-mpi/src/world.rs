@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use bytemuck::cast_slice_mut;
 use dist_transport::cpu::CacheLine;
-use dist_transport::process::HostAbort;
 use dist_transport::runtime::{Task, Unparker};
-use dist_transport::{Abort, Cause, ChannelId, Fingerprint, Runtime};
+use dist_transport::{Abort, AbortDecision, Cause, ChannelId, Fingerprint, Runtime};
 
 use crate::library::{CreateCommunicator, NativeComm};
 use crate::native::Natives;
@@ -44,7 +43,8 @@ pub(crate) struct World {
     state: Mutex<State>,
     service: Mutex<Option<Task<()>>>,
     service_thread: OnceLock<Unparker>,
-    host_abort: OnceLock<HostAbort>,
+    /// The threads that are woken when there is a decision.
+    notified: Mutex<Vec<Unparker>>,
 }
 
 /// The place of a rank.
@@ -144,7 +144,7 @@ impl World {
             state: Mutex::new(state),
             service: Mutex::new(None),
             service_thread: OnceLock::new(),
-            host_abort: OnceLock::new(),
+            notified: Mutex::default(),
         }
     }
 
@@ -157,13 +157,12 @@ impl World {
         *self.service.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
     }
 
-    /// Sets the handle that tells the ranks of this host of an abort.
-    pub(crate) fn set_host_abort(&self, host_abort: HostAbort) {
-        let _ = self.host_abort.set(host_abort);
-    }
-
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_notified(&self) -> MutexGuard<'_, Vec<Unparker>> {
+        self.notified.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the abort that stands, or what this rank has proposed.
@@ -326,6 +325,7 @@ impl World {
     fn accept(&self, record: Abort) {
         if self.abort.set(record).is_ok() {
             self.wake_service();
+            self.lock_notified().iter().for_each(Unparker::unpark);
         }
     }
 
@@ -405,19 +405,12 @@ impl World {
     /// some did not leave in time after an abort.
     pub(crate) fn serve(&self) -> bool {
         let _ = self.service_thread.set(self.runtime.unparker());
-        let mut told_host = false;
         loop {
             let (is_over, in_flight, leaving) = {
                 let mut state = self.lock();
                 self.progress(&mut state);
                 (state.is_over(), state.wire.in_flight(), state.leaving_since)
             };
-            if let (Some(abort), Some(host_abort), false) =
-                (self.abort.get(), self.host_abort.get(), told_host)
-            {
-                host_abort.abort(Cause::gave_up(abort));
-                told_host = true;
-            }
             if is_over {
                 return true;
             }
@@ -435,6 +428,21 @@ impl World {
         if let Err(error) = self.lock().wire.close() {
             tracing::warn!(%error, "MPI did not end its requests in order");
         }
+    }
+}
+
+/// Rank 0 decides.
+impl AbortDecision for World {
+    fn propose(&self, abort: Abort) {
+        self.propose(&mut self.lock(), abort);
+    }
+
+    fn decided(&self) -> Option<Abort> {
+        self.abort.get().cloned()
+    }
+
+    fn notify(&self, thread: Unparker) {
+        self.lock_notified().push(thread);
     }
 }
 

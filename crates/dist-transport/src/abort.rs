@@ -11,6 +11,7 @@ use crate::Fingerprint;
 #[cfg(any(feature = "tcp", feature = "sim"))]
 use crate::error::NAMED_MAX;
 use crate::error::{named_ranks, rounded};
+use crate::runtime::Unparker;
 
 /// The first failure of a job. The first writer wins, and every rank receives the record.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +24,19 @@ pub struct Abort {
     pub reporter: usize,
     /// The call that the reporter was in.
     pub call: Fingerprint,
+}
+
+/// The place at which a transport decides which abort record its job gets. It can be used from any thread.
+pub trait AbortDecision: Send + Sync + fmt::Debug {
+    /// Proposes a record, which may name other ranks than this one. Ranks are numbered as in the world. The first proposal
+    /// that reaches the place of the decision stands, on all ranks.
+    fn propose(&self, abort: Abort);
+
+    /// Returns the record that stands, once this rank knows it.
+    fn decided(&self) -> Option<Abort>;
+
+    /// Wakes this thread when this rank learns of the record that stands.
+    fn notify(&self, thread: Unparker);
 }
 
 /// A rank of a circle of waits.

@@ -413,7 +413,7 @@ impl Error {
     }
 
     /// Returns the peer that the error names, for renumbering, unless the peer is part of an abort.
-    #[cfg(all(feature = "shm", target_os = "linux"))]
+    #[cfg(feature = "tcp")]
     pub(crate) const fn peer_mut(&mut self) -> Option<&mut usize> {
         match self {
             Self::Timeout { peer, .. }

@@ -1,12 +1,13 @@
 //! Transports that change a few methods of another transport.
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::native::NativeCollectives;
 use crate::shm_group::ShmGroup;
 use crate::{
-    Abort, Allocation, Cause, ChannelId, Combine, Fingerprint, Inbox, Incoming, LazyDeadline, Outgoing,
-    Progress, Rank, Result, Runtime, StartedCount, Store, StoreError, Traffic, Transport,
+    Abort, AbortDecision, Allocation, Cause, ChannelId, Combine, Fingerprint, Inbox, Incoming, LazyDeadline,
+    Outgoing, Progress, Rank, Result, Runtime, StartedCount, Store, StoreError, Traffic, Transport,
 };
 
 /// A [`Transport`] that passes every call on to an inner transport, except the methods that it overrides.
@@ -148,6 +149,11 @@ pub trait ForwardingTransport: Send + fmt::Debug {
         self.inner().aborted()
     }
 
+    /// See [`Transport::abort_decision`].
+    fn abort_decision(&self) -> Option<Arc<dyn AbortDecision>> {
+        self.inner().abort_decision()
+    }
+
     /// See [`Transport::traffic`].
     fn traffic(&self) -> Traffic {
         self.inner().traffic()
@@ -264,6 +270,10 @@ impl<T: ForwardingTransport> Transport for T {
 
     fn aborted(&self) -> Option<Abort> {
         ForwardingTransport::aborted(self)
+    }
+
+    fn abort_decision(&self) -> Option<Arc<dyn AbortDecision>> {
+        ForwardingTransport::abort_decision(self)
     }
 
     fn traffic(&self) -> Traffic {

@@ -42,7 +42,7 @@ mod version;
 mod wait;
 mod warning;
 
-pub use abort::{Abort, Cause, Chain, CircularWait};
+pub use abort::{Abort, AbortDecision, Cause, Chain, CircularWait};
 pub use channel::ChannelId;
 pub use error::{Activity, Error, Result};
 pub use fingerprint::Fingerprint;

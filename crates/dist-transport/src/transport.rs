@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::ops::Add;
+use std::sync::Arc;
 
 use crate::native::NativeCollectives;
 use crate::shm_group::ShmGroup;
 use crate::{
-    Abort, Allocation, Cause, ChannelId, Fingerprint, Inbox, LazyDeadline, Rank, Result, Runtime,
-    StartedCount, Store, StoreError,
+    Abort, AbortDecision, Allocation, Cause, ChannelId, Fingerprint, Inbox, LazyDeadline, Rank, Result,
+    Runtime, StartedCount, Store, StoreError,
 };
 
 /// One rank's endpoint on one channel of a group: the interface that a `Communicator` uses.
@@ -168,6 +169,12 @@ pub trait Transport: Send + fmt::Debug {
     /// Returns the abort record of the job, if it was aborted. After the coordinator has committed a record, it
     /// is the same on every rank. Until then it is what this rank itself has noticed.
     fn aborted(&self) -> Option<Abort>;
+
+    /// Returns the place that decides about aborts, for a transport that runs beside this one in the same job. Proposals of
+    /// both then get one record. Transports that offer none return `None`.
+    fn abort_decision(&self) -> Option<Arc<dyn AbortDecision>> {
+        None
+    }
 
     /// Returns the traffic of this transport so far.
     fn traffic(&self) -> Traffic;

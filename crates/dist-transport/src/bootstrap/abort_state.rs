@@ -58,6 +58,11 @@ impl AbortState {
         self.reached.load(Ordering::Acquire)
     }
 
+    /// Returns `true` if the record will not change any more.
+    pub(crate) fn is_final(&self) -> bool {
+        self.is_final.load(Ordering::Acquire)
+    }
+
     pub(crate) fn watch(&self) -> PollFd<'_> {
         self.waker.watch()
     }
@@ -88,7 +93,7 @@ impl AbortState {
 
     /// Waits for the final record. Returns `None` if there is none at the deadline.
     pub(crate) fn wait_committed(&self, runtime: &Runtime, deadline: Deadline) -> Option<Abort> {
-        let is_final = || self.is_final.load(Ordering::Acquire).then(|| self.get());
+        let is_final = || self.is_final().then(|| self.get());
         self.wait_until(runtime, deadline, is_final).flatten()
     }
 

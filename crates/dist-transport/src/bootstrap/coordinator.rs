@@ -132,18 +132,19 @@ impl Coordinator {
     ///
     /// If all remaining ranks are threads of this process, the limit is the same, because the thread that drops
     /// rank 0 may own them. The coordinator's thread then serves on until they have left, or the process ends.
-    pub(crate) fn serve_until_left(mut self, runtime: &Runtime) {
+    /// `is_aborted` tells of aborts that the coordinator does not decide about.
+    pub(crate) fn serve_until_left(mut self, runtime: &Runtime, is_aborted: impl Fn() -> bool) {
         let mut limit = runtime.deadline(LATE_RANKS_LIMIT);
         while let Some(task) = self.task.take() {
             let is_needed_elsewhere = self.present.elsewhere.load(Ordering::Acquire) > 0;
             self.task = task.join_by(runtime.deadline(LATE_RANKS_LIMIT / 10)).err();
-            match self.aborted() {
-                None if is_needed_elsewhere => limit = runtime.deadline(LATE_RANKS_LIMIT),
-                None if runtime.expired(limit) => {
+            match self.aborted().is_some() || is_aborted() {
+                false if is_needed_elsewhere => limit = runtime.deadline(LATE_RANKS_LIMIT),
+                false if runtime.expired(limit) => {
                     // Its thread is not stopped.
                     self.task = None;
                 }
-                Some(_) if runtime.expired(limit) => return,
+                true if runtime.expired(limit) => return,
                 _ => {}
             }
         }

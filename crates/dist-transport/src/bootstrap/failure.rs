@@ -45,7 +45,7 @@ pub(crate) struct ErrorContext<'a> {
 
 impl ErrorContext<'_> {
     /// Finds the reason, reports it to the other ranks, and returns the error. The error numbers ranks as the
-    /// world does.
+    /// job does.
     pub(crate) fn fail(
         &self,
         PeerError { activity, peer, link_error }: PeerError,
@@ -73,25 +73,41 @@ impl ErrorContext<'_> {
             LinkError::Garbage => (Cause::Protocol, Error::Garbage { peer }),
             LinkError::Io(source) => (Cause::Died, Error::Io { activity, peer, source }),
             LinkError::Own(source) => {
-                session.give_up(Cause::gave_up(format_args!("{activity}: {source}")), ours);
-                return Error::System { activity, source };
+                let cause = Cause::gave_up(format_args!("{activity}: {source}"));
+                return self.give_up(cause, Error::System { activity, source });
             }
             LinkError::OtherMembers(theirs) => {
-                let (rank, members) = (session.rank.index(), self.members.to_vec());
-                let error = Error::OtherMembers { rank, ours: members, peer, theirs };
-                session.give_up(Cause::gave_up(&error), ours);
-                return error;
+                let error = self.other_members(peer, &theirs);
+                return self.give_up(Cause::gave_up(&error), error);
             }
             LinkError::Unconnected(_) if left => (Cause::Left, Error::Closed { activity, peer }),
             LinkError::Unconnected(error) if is_own_failure(&error) => {
-                session.give_up(Cause::gave_up(Chain(&error)), ours);
-                return error;
+                let error = session.error_in_job(error);
+                return self.give_up(Cause::gave_up(Chain(&error)), error);
             }
             LinkError::Unconnected(error) => (Cause::Died, error),
         };
         let own = Abort { cause, rank: peer, reporter: session.rank.index(), call: ours };
         session.report(own.clone());
-        self.committed_error(&own, error)
+        self.committed_error(&session.abort_in_job(own), session.error_in_job(error))
+    }
+
+    /// Aborts the job because of this rank, and returns its error once there is a record.
+    fn give_up(&self, cause: Cause, error: Error) -> Error {
+        self.session.give_up(cause, self.call);
+        let _ = self.session.why_ended();
+        error
+    }
+
+    /// Returns the error that a rank has named other members of this group, as numbered in the job.
+    fn other_members(&self, peer: usize, theirs: &[usize]) -> Error {
+        let in_job = |rank: usize| self.session.rank_in_job(rank);
+        Error::OtherMembers {
+            rank: in_job(self.session.rank.index()),
+            ours: self.members.iter().copied().map(in_job).collect(),
+            peer: in_job(peer),
+            theirs: theirs.iter().copied().map(in_job).collect(),
+        }
     }
 
     /// Returns the error of this rank's call: [`Error::Aborted`] if the coordinator has committed another abort

@@ -12,6 +12,7 @@ pub(crate) mod dial;
 pub(crate) mod failure;
 pub(crate) mod files;
 pub(crate) mod host;
+pub(crate) mod outer_job;
 pub(crate) mod probe;
 pub(crate) mod rendezvous;
 pub(crate) mod rendezvous_server;

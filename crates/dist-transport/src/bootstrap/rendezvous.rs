@@ -16,6 +16,7 @@ use crate::bootstrap::config::{Config, CoordinatorHost, Medium};
 use crate::bootstrap::control::{ControlConnection, Frame, PeerInfo, UnixSocketName};
 use crate::bootstrap::coordinator::{COORDINATOR, Coordinator};
 use crate::bootstrap::dial::{HangUps, Opened, RETRY, number, open};
+use crate::bootstrap::outer_job::OuterJob;
 use crate::bootstrap::probe::Probes;
 use crate::bootstrap::rendezvous_server::{NOTICE_INTERVAL, Worlds, answer_grace};
 use crate::bootstrap::service::{Service, listener_address};
@@ -35,11 +36,12 @@ pub(crate) const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 /// The pause before asking again whether the next world may begin.
 const NEXT_WORLD_RETRY: Duration = Duration::from_millis(100);
 
-/// Joins the job. A world of one opens no socket.
-pub(crate) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
+/// Joins the job. A world of one opens no socket. If its ranks belong to an outer job, that one decides about aborts.
+pub(crate) fn join(config: &Config, runtime: &Runtime, outer_job: Option<OuterJob>) -> Result<Membership> {
     let deadline = runtime.deadline(config.timeout);
     let key = Key::new(config.secret.as_ref(), &config.job);
-    let session = |peer_infos, liveness| new_session(config, runtime, key.clone(), peer_infos, liveness);
+    let session =
+        |peer_infos, liveness| new_session((config, outer_job), runtime, key.clone(), peer_infos, liveness);
     if config.rank.world_size() == 1 {
         let (address, host) = ((Ipv4Addr::LOCALHOST, 0).into(), host::id(config.host_id.as_deref()));
         let session = session(vec![PeerInfo::here(address, host, None)], config.liveness(true))?;
@@ -72,7 +74,7 @@ pub(crate) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
 }
 
 fn new_session(
-    config: &Config,
+    (config, outer_job): (&Config, Option<OuterJob>),
     runtime: &Runtime,
     key: Key,
     peer_infos: Vec<PeerInfo>,
@@ -85,6 +87,7 @@ fn new_session(
         epoch: config.epoch,
         peer_infos,
         coordinator: config.host,
+        outer_job,
         liveness,
         liveness_between_hosts: config.liveness(false),
         medium: config.medium,
@@ -552,7 +555,7 @@ mod tests {
         let ranks = [0, 1].map(|rank| {
             let config = Config::new(rank, 2, &coordinator.address().to_string()).unwrap().with_job("test");
             let config = Config { epoch, ..config.with_external_coordinator() };
-            runtime.spawn("rank", move || join(&config, &Runtime::system()).map(drop)).unwrap()
+            runtime.spawn("rank", move || join(&config, &Runtime::system(), None).map(drop)).unwrap()
         });
         for rank in ranks {
             match rank.join().unwrap() {

@@ -93,6 +93,9 @@ impl Service {
 
     /// Serves until the session is closing and every frame is sent.
     pub(crate) fn run(mut self) {
+        if let Some(outer_job) = &self.session.outer_job {
+            outer_job.notify(&self.session);
+        }
         loop {
             self.watch_processes();
             if let Err(e) = self.wait() {
@@ -100,10 +103,13 @@ impl Service {
                 self.session.give_up(Cause::gave_up(format_args!("waiting: {e}")), Fingerprint::NONE);
                 // If the abort cannot be sent, the end of the connection says that this process is gone.
                 let _ = self.send_frames();
-                self.session.abort_state.finalize();
+                self.session.abort_without_coordinator();
                 return;
             }
             self.session.service_waker.drain();
+            if let Some(outer_job) = &self.session.outer_job {
+                self.session.take_decision(outer_job);
+            }
             self.returns_memory = self.returns_memory && self.session.heap.return_some();
             self.threads.look(&self.session);
             let closing = self.session.closing.load(Ordering::Acquire);
@@ -114,7 +120,7 @@ impl Service {
             let is_coordinator =
                 |&rank: &usize| rank == 0 && self.session.coordinator == CoordinatorHost::RankZero;
             if self.connected && (spoken.is_err() || ended.iter().any(is_coordinator)) {
-                self.lose_coordinator();
+                self.lose_coordinator(Cause::Died);
             }
             self.probe_coordinator();
             // A peer that is told here that it is admitted counts its connection as open, and cannot have
@@ -271,7 +277,7 @@ impl Service {
                             if let Some(waits) = abort.cause.circle_mut() {
                                 *waits = std::mem::take(&mut self.circle);
                             }
-                            self.session.abort_state.commit(abort);
+                            self.take_abort(abort);
                         }
                         Frame::AskSent { channel, to } => self.session.report_sent(channel, to),
                         Frame::Left { rank } => self.session.record_left(rank as usize),
@@ -287,7 +293,7 @@ impl Service {
                         _ => {}
                     }
                 }
-                Err(_) => self.lose_coordinator(),
+                Err(_) => self.lose_coordinator(Cause::Died),
             }
         }
         if runtime.elapsed(self.last_look) > 2 * HEARTBEAT {
@@ -299,8 +305,16 @@ impl Service {
             let lost = self.far_coordinator.and_then(|address| lost_host(&self.session, address.ip()));
             match lost {
                 Some((rank, cause)) => self.end_without_coordinator(cause, rank),
-                None => self.lose_coordinator(),
+                None => self.lose_coordinator(Cause::Silent),
             }
+        }
+    }
+
+    /// Commits the coordinator's record, or proposes it to the outer job.
+    fn take_abort(&self, abort: Abort) {
+        match &self.session.outer_job {
+            Some(outer_job) => outer_job.decision.propose(outer_job.abort(abort)),
+            None => self.session.abort_state.commit(abort),
         }
     }
 
@@ -309,12 +323,15 @@ impl Service {
         match self.store_inbox.add(piece, is_last).map(|reply| reply.map(|reply| decode_reply(&reply))) {
             Ok(None) => {}
             Ok(Some(Some(reply))) => self.session.deliver_reply(number, reply),
-            Ok(Some(None)) | Err(_) => self.lose_coordinator(),
+            Ok(Some(None)) | Err(_) => self.lose_coordinator(Cause::Protocol),
         }
     }
 
-    fn lose_coordinator(&mut self) {
+    /// Ends the job without the coordinator. If there is an outer job, the coordinator is only that of this host, in its first
+    /// rank, to which `cause` has happened.
+    fn lose_coordinator(&mut self, cause: Cause) {
         let (cause, rank) = match self.session.coordinator {
+            _ if self.session.outer_job.is_some() => (cause, 0),
             CoordinatorHost::RankZero => (Cause::CoordinatorLost, 0),
             CoordinatorHost::Launcher => (Cause::LauncherLost, self.session.rank.index()),
         };
@@ -323,12 +340,13 @@ impl Service {
 
     fn end_without_coordinator(&mut self, cause: Cause, rank: usize) {
         self.connected = false;
-        if !self.session.closing.load(Ordering::Acquire) {
-            let reporter = self.session.rank.index();
-            let abort = Abort { cause, rank, reporter, call: Fingerprint::NONE };
-            self.session.report(abort);
-            self.session.abort_state.finalize();
+        if self.session.closing.load(Ordering::Acquire) {
+            return;
         }
+        let reporter = self.session.rank.index();
+        let abort = Abort { cause, rank, reporter, call: Fingerprint::NONE };
+        self.session.report(abort);
+        self.session.abort_without_coordinator();
     }
 }
 
@@ -369,7 +387,7 @@ mod tests {
         let listener = socket::listen((Ipv4Addr::LOCALHOST, 0).into(), None).unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let config = Config::new(1, 2, &address).unwrap().with_job("test").with_external_coordinator();
-        let rank = move || drop(join(&config, &Runtime::system()).unwrap());
+        let rank = move || drop(join(&config, &Runtime::system(), None).unwrap());
         let rank = runtime.spawn("rank", rank).unwrap();
         let mut acceptor =
             Acceptor::new(ListenerKind::Network, listener.into(), Key::new(None, "test"), 0, runtime);

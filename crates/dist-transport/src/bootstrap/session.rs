@@ -20,6 +20,7 @@ use crate::bootstrap::coordinator::Coordinator;
 use crate::bootstrap::dial::ANSWER_LIMIT;
 #[cfg(all(feature = "shm", target_os = "linux"))]
 use crate::bootstrap::dial::map_arena;
+use crate::bootstrap::outer_job::OuterJob;
 use crate::bootstrap::probe::Probes;
 use crate::bootstrap::store::StoreCalls;
 use crate::cpu::tuning;
@@ -36,6 +37,9 @@ use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint, Ran
 
 /// The longest wait of a leaving process until its goodbye is sent.
 pub(crate) const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
+
+/// The longest wait for the decision of an outer job, whose place of decision may be on another host.
+const OUTER_LIMIT: Duration = Duration::from_secs(5);
 
 /// The longest wait for the coordinator to commit an abort that this process has proposed.
 const COMMIT_LIMIT: Duration = Duration::from_millis(250);
@@ -60,6 +64,8 @@ pub(crate) struct Session {
     /// The address and the host of each rank.
     pub(crate) peer_infos: Vec<PeerInfo>,
     pub(crate) coordinator: CoordinatorHost,
+    /// The job of another transport, if this session belongs to it. It decides about aborts.
+    pub(crate) outer_job: Option<OuterJob>,
     /// The longest time that the coordinator may send no heartbeat.
     pub(crate) liveness: Duration,
     /// The longest time without a message between this host and another one.
@@ -149,9 +155,10 @@ pub(crate) struct Membership {
 }
 
 impl Session {
-    /// Proposes an abort: to this process at once, to the other ranks through the coordinator, which decides.
+    /// Proposes an abort: to this process at once, to the other ranks through the coordinator, which decides. If there is an
+    /// outer job, the coordinator proposes one of its ranks' records there.
     pub(crate) fn report(&self, abort: Abort) {
-        if self.abort_state.propose(&abort) {
+        if self.abort_state.propose(&self.abort_in_job(abort.clone())) {
             if self.rank.world_size() == 1 {
                 self.abort_state.finalize();
             }
@@ -167,10 +174,65 @@ impl Session {
     /// ranks were informed, because its process may end then.
     pub(crate) fn why_ended(&self) -> Option<Abort> {
         let seen = self.abort_state.get()?;
+        if let Some(outer_job) = &self.outer_job {
+            return Some(self.await_decision(outer_job, seen));
+        }
         let hosts = self.coordinator == CoordinatorHost::RankZero && self.rank.index() == 0;
         let limit = if hosts { COMMIT_LIMIT_OF_HOST } else { COMMIT_LIMIT };
         let word = self.abort_state.wait_committed(&self.runtime, self.runtime.deadline(limit));
         Some(word.unwrap_or(seen))
+    }
+
+    /// Waits for the decision of the outer job. If the coordinator proposes nothing there, this rank does.
+    pub(crate) fn await_decision(&self, outer_job: &OuterJob, seen: Abort) -> Abort {
+        let decided = |limit| {
+            let deadline = self.runtime.deadline(limit);
+            self.abort_state.wait_until(&self.runtime, deadline, || self.take_decision(outer_job))
+        };
+        let after_proposal = || {
+            outer_job.decision.propose(seen.clone());
+            decided(OUTER_LIMIT)
+        };
+        decided(COMMIT_LIMIT).or_else(after_proposal).unwrap_or(seen)
+    }
+
+    /// Commits the record of the outer job, once there is one, and returns it. A transport of this session that is dropped then
+    /// says no goodbye.
+    pub(crate) fn take_decision(&self, outer_job: &OuterJob) -> Option<Abort> {
+        let abort = outer_job.decision.decided()?;
+        if !self.abort_state.is_final() {
+            self.abort_state.commit(abort.clone());
+        }
+        Some(abort)
+    }
+
+    /// Ends the wait for the coordinator, which will commit no record any more.
+    pub(crate) fn abort_without_coordinator(&self) {
+        match (&self.outer_job, self.abort_state.get()) {
+            (Some(outer_job), Some(abort)) => outer_job.decision.propose(abort),
+            _ => self.abort_state.finalize(),
+        }
+    }
+
+    /// Returns the number of a rank in the job: in the outer one, if there is one.
+    pub(crate) fn rank_in_job(&self, rank: usize) -> usize {
+        self.outer_job.as_ref().map_or(rank, |outer_job| outer_job.rank(rank))
+    }
+
+    /// Numbers the ranks of a record as the job does.
+    pub(crate) fn abort_in_job(&self, abort: Abort) -> Abort {
+        match &self.outer_job {
+            Some(outer_job) => outer_job.abort(abort),
+            None => abort,
+        }
+    }
+
+    /// Numbers the peer of an error as the job does. An abort is numbered so already.
+    pub(crate) fn error_in_job(&self, error: Error) -> Error {
+        match &self.outer_job {
+            Some(outer_job) => outer_job.error(error),
+            None => error,
+        }
     }
 
     /// Informs the coordinator that no packet has reached a rank, or come back, for the silence limit. If the
@@ -390,7 +452,7 @@ impl Drop for Membership {
             let _ = service.join_by(self.session.runtime.deadline(GOODBYE_LIMIT));
         }
         if let Some(coordinator) = self.coordinator.take() {
-            coordinator.serve_until_left(&self.session.runtime);
+            coordinator.serve_until_left(&self.session.runtime, || false);
         }
     }
 }

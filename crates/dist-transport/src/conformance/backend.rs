@@ -17,6 +17,12 @@ pub trait Fabric: Sync {
     /// If `program` panics on some rank, with that rank's panic.
     fn run(&self, run: u64, world_size: usize, program: TransportProgram);
 
+    /// Like [`run`](Self::run), with the host of each rank. Ranks with equal numbers share a host. A fabric that
+    /// cannot place ranks runs them on one host.
+    fn run_on(&self, run: u64, hosts: &[u64], program: TransportProgram) {
+        self.run(run, hosts.len(), program);
+    }
+
     /// Returns whether the ranks of a world share memory, and how far they reach at least into each other's
     /// ordinary memory. If they share none, promises about shared memory are kept trivially. If they do,
     /// a promise fails on a transport that offers no memory or less reach.
@@ -83,6 +89,28 @@ impl Backend {
         program: impl Fn(Box<dyn Transport>) -> T + Send + Sync + 'static,
         verify: impl Fn(Vec<T>),
     ) {
+        let start = |run, program| self.0.run(run, world_size, program);
+        self.check_runs(world_size, start, program, verify);
+    }
+
+    /// Like [`check`](Self::check), with ranks on these hosts.
+    pub(super) fn check_on<T: RankResult + Send + 'static>(
+        self,
+        hosts: &[u64],
+        program: impl Fn(Box<dyn Transport>) -> T + Send + Sync + 'static,
+        verify: impl Fn(Vec<T>),
+    ) {
+        let start = |run, program| self.0.run_on(run, hosts, program);
+        self.check_runs(hosts.len(), start, program, verify);
+    }
+
+    fn check_runs<T: RankResult + Send + 'static>(
+        self,
+        world_size: usize,
+        start: impl Fn(u64, TransportProgram),
+        program: impl Fn(Box<dyn Transport>) -> T + Send + Sync + 'static,
+        verify: impl Fn(Vec<T>),
+    ) {
         let processes = self.0.processes();
         if processes.is_some_and(|processes| processes.count() < world_size) {
             return;
@@ -98,7 +126,7 @@ impl Backend {
                 let result = program(Box::new(CheckedTransport { inner, shared_memory }));
                 of_ranks.lock().unwrap_or_else(PoisonError::into_inner)[rank] = Some(result);
             };
-            self.0.run(run, world_size, Arc::new(keep));
+            start(run, Arc::new(keep));
             let mut results = std::mem::take(&mut *results.lock().unwrap_or_else(PoisonError::into_inner));
             if let Some(processes) = processes {
                 results = all_gather(processes, results);

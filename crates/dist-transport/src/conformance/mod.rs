@@ -32,6 +32,7 @@
 //! ```
 #![allow(clippy::unwrap_used, reason = "a promise that is broken ends in a panic")]
 
+mod aborts;
 mod backend;
 mod calls;
 mod errors;
@@ -93,6 +94,9 @@ macro_rules! conformance {
                 receiving_into_memory_of_another_length_is_refused_without_harm
                 contradicting_calls_are_reported_long_before_the_deadline
                 a_rank_that_leaves_before_its_first_message_is_named
+            }
+            aborts {
+                all_ranks_have_one_record_wherever_they_wait
             }
             forks {
                 messages_of_different_channels_never_mix

@@ -290,7 +290,11 @@ impl MappedGroup {
 
     #[cold]
     fn out_of_reach(&self, rank: usize, range: &Range<usize>) -> Error {
-        Error::OutOfReach { peer: self.members[rank], start: range.start, end: range.end }
+        Error::OutOfReach {
+            peer: self.membership.session.rank_in_job(self.members[rank]),
+            start: range.start,
+            end: range.end,
+        }
     }
 
     /// Waits until every rank has signalled in this call, which is one of the last calls.

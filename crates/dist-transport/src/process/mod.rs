@@ -14,7 +14,7 @@ mod with_shared_memory;
 
 pub use process_transport::ProcessTransport;
 #[cfg(all(feature = "shm", target_os = "linux"))]
-pub use with_shared_memory::{HostAbort, WithSharedMemory};
+pub use with_shared_memory::WithSharedMemory;
 
 pub use crate::bootstrap::auth::Secret;
 pub use crate::bootstrap::config::{Config, Medium};

@@ -16,6 +16,7 @@ use crate::bootstrap::config::{Config, Medium};
 use crate::bootstrap::control::{Missing, PeerInfo, WaitReport};
 use crate::bootstrap::dial::ANSWER_LIMIT;
 use crate::bootstrap::failure::{AbortOnUnwind, ErrorContext, PeerError};
+use crate::bootstrap::outer_job::OuterJob;
 use crate::bootstrap::session::{ConnectionWait, LongWait, Membership, Session, WaitError, at_least, number};
 use crate::bootstrap::store::CoordinatorStore;
 use crate::bootstrap::{dial, probe, rendezvous};
@@ -93,7 +94,12 @@ impl ProcessTransport {
     /// process and the coordinator do not share a secret and a job. If an address cannot be listened on, or
     /// would need a secret.
     pub fn join(config: &Config) -> Result<Self> {
-        let membership = Arc::new(rendezvous::join(config, &Runtime::system())?);
+        Self::join_beside(config, None)
+    }
+
+    /// Joins like [`join`](Self::join). If there is an outer job, that one decides about aborts.
+    pub(super) fn join_beside(config: &Config, outer_job: Option<OuterJob>) -> Result<Self> {
+        let membership = Arc::new(rendezvous::join(config, &Runtime::system(), outer_job)?);
         let members = (0..config.rank.world_size()).collect();
         Ok(Self::open(membership, ChannelId::WORLD, Some(ForkPath::default()), config.rank, members))
     }
@@ -172,21 +178,11 @@ impl ProcessTransport {
         Ok(Self::open(self.membership.clone(), channel, origin, rank, in_world))
     }
 
-    /// Returns the memory of the group, if its ranks have agreed to share some.
+    /// Returns the record that stands after this one was seen in the outer job.
     #[cfg(all(feature = "shm", target_os = "linux"))]
-    pub(super) fn known_shm_group(&self) -> Option<&dyn ShmGroup> {
-        self.shm_group.as_ref()?.as_deref().map(|shm_group| -> &dyn ShmGroup { shm_group })
-    }
-
-    /// Like [`known_shm_group`](Self::known_shm_group), but mutable.
-    #[cfg(all(feature = "shm", target_os = "linux"))]
-    pub(super) fn known_shm_group_mut(&mut self) -> Option<&mut dyn ShmGroup> {
-        self.shm_group.as_mut()?.as_deref_mut().map(|shm_group| -> &mut dyn ShmGroup { shm_group })
-    }
-
-    #[cfg(all(feature = "shm", target_os = "linux"))]
-    pub(super) fn membership(&self) -> &Arc<Membership> {
-        &self.membership
+    pub(super) fn decision_after(&self, seen: Abort) -> Abort {
+        let session = self.session();
+        session.outer_job.as_ref().map_or(seen.clone(), |outer_job| session.await_decision(outer_job, seen))
     }
 
     fn session(&self) -> &Session {
@@ -197,7 +193,7 @@ impl ProcessTransport {
         *self.calls.current()
     }
 
-    fn check_alive(&self) -> Result<()> {
+    pub(super) fn check_alive(&self) -> Result<()> {
         if !self.session().abort_state.is_reached() {
             return Ok(());
         }

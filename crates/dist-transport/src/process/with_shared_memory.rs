@@ -1,25 +1,17 @@
 //! Shared memory for ranks of one host whose messages go through another transport.
-#![allow(unsafe_code, reason = "a trait with unsafe methods is passed on")]
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::ops::Range;
-use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use super::{Config, Coordinator, ProcessTransport, Secret};
 use crate::bootstrap::auth;
 use crate::bootstrap::auth::Key;
+use crate::bootstrap::outer_job::OuterJob;
 use crate::bootstrap::rendezvous_server::Worlds;
-use crate::bootstrap::session::Membership;
 use crate::forwarding::ForwardingTransport;
-use crate::shm_group::sealed::Sealed;
-use crate::shm_group::{
-    AbandonHandle, CallEntry, DirectCall, ExposedRegion, ExposedView, GroupLayout, Lent, MemoryArea,
-    ShmGroup, WordSize, WordUpdate,
-};
+use crate::shm_group::ShmGroup;
 use crate::{
     Abort, Allocation, Cause, Chain, Combine, Error, Fingerprint, Inbox, Incoming, LazyDeadline, Outgoing,
-    Rank, Result, Runtime, Sink, Traffic, Transport,
+    Result, Runtime, Sink, Traffic, Transport,
 };
 
 /// A transport that adds shared memory between the ranks of each host to another transport, which carries the
@@ -32,9 +24,9 @@ use crate::{
 /// implementation: its errors cannot make safe code corrupt memory. Its ranks run in real time, as sockets
 /// do.
 ///
-/// An abort of either transport is passed on to the other, at the latest when the transport is used or
-/// dropped. If the other transport learns of an abort by itself, it tells [`HostAbort`], which wakes ranks
-/// that wait in shared memory.
+/// The other transport [decides](Transport::abort_decision) about every abort, also about those that begin in shared memory.
+/// Its record wakes ranks that wait there, and is the same on all ranks. If the other transport offers no decision, the
+/// ranks share no memory.
 ///
 /// ```
 /// use std::time::Duration;
@@ -68,19 +60,12 @@ struct HostGroup {
     transport: ProcessTransport,
     /// Their numbers in the world of the other transport.
     in_world: Vec<usize>,
-    /// The same numbers of all ranks of the host. Errors and aborts of a fork name ranks of the host, not of the fork.
-    of_host: Arc<[usize]>,
     /// `true` if all ranks of the group are on this host.
     is_all: bool,
 }
 
 /// The job name of the ranks of a host.
 const JOB: &str = "ranks of a host";
-
-/// The time in which a record in memory arrives on all ranks of the host, also if they get no core for a while.
-const RECORD_MAX: Duration = Duration::from_secs(1);
-/// The time between two looks for it.
-const RECORD_LOOK: Duration = Duration::from_millis(1);
 
 /// Bytes that the first rank of a host sends to the others: whether it succeeded, its port, and a secret.
 const OFFER_BYTES: usize = 1 + 2 + 32;
@@ -103,6 +88,12 @@ impl WithSharedMemory {
     }
 
     fn form_host_group(&mut self, due: &LazyDeadline<'_>) -> Result<()> {
+        let Some(decision) = (*self.messages).abort_decision() else {
+            tracing::info!(
+                "the ranks of this host share no memory: their transport does not decide about aborts of others"
+            );
+            return Ok(());
+        };
         let (hosts, rank) = (self.messages.hosts(), self.messages.rank());
         let mine = hosts[rank.index()];
         let here: Vec<usize> = (0..hosts.len()).filter(|&peer| hosts[peer] == mine).collect();
@@ -119,10 +110,14 @@ impl WithSharedMemory {
             .with_job(JOB)
             .with_external_coordinator()
             .with_timeout(self.messages.runtime().remaining(due.deadline()));
-        let transport = ProcessTransport::join(&config)?;
         let in_world: Vec<usize> = here.iter().map(|&peer| self.messages.members()[peer]).collect();
-        let of_host = in_world.clone().into();
-        self.host = Some(HostGroup { transport, in_world, of_host, is_all: here.len() == hosts.len() });
+        let outer_job = OuterJob { decision, members: in_world.clone().into() };
+        let transport = ProcessTransport::join_beside(&config, Some(outer_job.clone()));
+        let transport = transport.map_err(|error| match error {
+            Error::Aborted(abort) => Error::Aborted(outer_job.abort(abort)),
+            error => outer_job.error(error),
+        })?;
+        self.host = Some(HostGroup { transport, in_world, is_all: here.len() == hosts.len() });
         Ok(())
     }
 
@@ -157,80 +152,23 @@ impl WithSharedMemory {
         Ok(offer)
     }
 
-    /// Returns a handle through which the other transport can report its own abort to the ranks of this host.
-    pub fn host_abort(&self) -> HostAbort {
-        HostAbort(
-            self.host.as_ref().map_or_else(Weak::new, |host| Arc::downgrade(host.transport.membership())),
-        )
-    }
-
-    /// Calls `work` with the other transport, and passes aborts on before and after.
+    /// Calls `work` with the other transport, unless the job has been aborted in shared memory.
     fn with_messages<T>(&mut self, work: impl FnOnce(&mut dyn Transport) -> Result<T>) -> Result<T> {
-        self.pass_aborts_on();
-        let done = work(&mut *self.messages);
-        if done.is_err() {
-            self.pass_aborts_on();
-        }
-        done
+        self.check_alive()?;
+        work(&mut *self.messages)
     }
 
-    fn pass_aborts_on(&mut self) {
-        let Some(host) = &mut self.host else { return };
-        match ((*self.messages).aborted(), host.aborted()) {
-            (Some(abort), None) => host.transport.abort(Cause::gave_up(abort)),
-            (None, Some(abort)) => (*self.messages).abort(Cause::gave_up(abort)),
-            _ => {}
-        }
-    }
-}
-
-/// A handle that aborts the work of a host's ranks in shared memory, from any thread.
-#[derive(Debug, Clone)]
-pub struct HostAbort(Weak<Membership>);
-
-impl HostAbort {
-    /// Aborts with this rank as the cause. An earlier abort is kept.
-    pub fn abort(&self, cause: Cause) {
-        if let Some(membership) = self.0.upgrade() {
-            membership.session.give_up(cause, Fingerprint::NONE);
-        }
+    /// Returns the record that stands as an error, if either side knows of an abort.
+    fn check_alive(&self) -> Result<()> {
+        let Some(host) = &self.host else { return Ok(()) };
+        host.transport.check_alive()?;
+        (*self.messages)
+            .aborted()
+            .map_or(Ok(()), |seen| Err(Error::Aborted(host.transport.decision_after(seen))))
     }
 }
 
 impl HostGroup {
-    fn aborted(&self) -> Option<Abort> {
-        self.transport.aborted().map(|abort| self.abort_in_world(abort))
-    }
-
-    /// Waits a little for the record in memory, which a rank of this host has passed on in a message. The message may
-    /// arrive first.
-    fn await_record(&self) -> Option<Abort> {
-        let runtime = self.transport.runtime();
-        let limit = runtime.deadline(RECORD_MAX);
-        while self.aborted().is_none() && !runtime.expired(limit) {
-            runtime.sleep(RECORD_LOOK);
-        }
-        self.aborted()
-    }
-
-    fn abort_in_world(&self, abort: Abort) -> Abort {
-        let in_world = |rank: usize| self.of_host.get(rank).copied().unwrap_or(rank);
-        Abort { rank: in_world(abort.rank), reporter: in_world(abort.reporter), ..abort }
-    }
-
-    /// Converts the ranks of an error to their numbers in the world.
-    fn in_world(&self, error: Error) -> Error {
-        match error {
-            Error::Aborted(abort) => Error::Aborted(self.abort_in_world(abort)),
-            mut error => {
-                if let Some(peer) = error.peer_mut() {
-                    *peer = self.of_host.get(*peer).copied().unwrap_or(*peer);
-                }
-                error
-            }
-        }
-    }
-
     /// Returns the numbers on this host of these members, and `true`. If some run on other hosts, returns only
     /// this rank, and `false`.
     fn places(&self, members: &[usize]) -> (Vec<usize>, bool) {
@@ -246,18 +184,9 @@ impl HostGroup {
         if !are_here || places.len() < 2 {
             return Ok(None);
         }
-        let forked = self.transport.fork_local_own(&places, number);
-        let transport = forked.map_err(|error| self.in_world(error))?;
+        let transport = self.transport.fork_local_own(&places, number)?;
         let in_world = places.iter().map(|&place| self.in_world[place]).collect();
-        Ok(Some(Self { transport, in_world, of_host: self.of_host.clone(), is_all: true }))
-    }
-
-    fn memory(&self) -> &dyn ShmGroup {
-        self.transport.known_shm_group().expect("it was looked at before it was given")
-    }
-
-    fn memory_mut(&mut self) -> &mut dyn ShmGroup {
-        self.transport.known_shm_group_mut().expect("it was looked at before it was given")
+        Ok(Some(Self { transport, in_world, is_all: true }))
     }
 }
 
@@ -335,12 +264,11 @@ impl ForwardingTransport for WithSharedMemory {
         let named: Vec<usize> = members.iter().map(|&member| self.messages.members()[member]).collect();
         let (places, are_here) = host.places(&named);
         // Every rank of the host forks, whatever group it has named, so that all count the same forks.
-        let forked = host.transport.fork_own(&places).map_err(|error| host.in_world(error))?;
+        let forked = host.transport.fork_own(&places)?;
         let in_world = |place: &usize| host.in_world[*place];
         let of_child = forked.filter(|_| are_here && places.len() > 1).map(|transport| HostGroup {
             transport,
             in_world: places.iter().map(in_world).collect(),
-            of_host: host.of_host.clone(),
             is_all: true,
         });
         Ok(child.map(|messages| -> Box<dyn Transport> {
@@ -355,26 +283,9 @@ impl ForwardingTransport for WithSharedMemory {
         Ok(Box::new(Self { messages, host: host.flatten(), coordinator: None }))
     }
 
-    fn abort(&mut self, cause: Cause) {
-        (*self.messages).abort(cause.clone());
-        if let Some(host) = &mut self.host {
-            host.transport.abort(cause);
-        }
-    }
-
     fn aborted(&self) -> Option<Abort> {
-        let messages = (*self.messages).aborted();
-        let Some(host) = &self.host else { return messages };
-        let in_memory = match &messages {
-            Some(abort) if host.of_host.contains(&abort.rank) => host.await_record(),
-            _ => host.aborted(),
-        };
-        // A rank of this host may have passed on what it saw in memory. The record in memory names the rank that
-        // aborted, the other one names the rank that passed it on.
-        let was_passed_on = |abort: &Abort| {
-            in_memory.as_ref().is_some_and(|original| abort.cause == Cause::gave_up(original))
-        };
-        messages.filter(|abort| !was_passed_on(abort)).or(in_memory)
+        let decided = (*self.messages).aborted();
+        decided.or_else(|| self.host.as_ref().and_then(|host| host.transport.aborted()))
     }
 
     fn traffic(&self) -> Traffic {
@@ -383,12 +294,10 @@ impl ForwardingTransport for WithSharedMemory {
     }
 
     fn shm_group(&mut self, due: &LazyDeadline<'_>) -> Result<Option<&mut dyn ShmGroup>> {
-        self.pass_aborts_on();
-        let Some(host) = self.host.as_mut().filter(|host| host.is_all) else { return Ok(None) };
-        match host.transport.shm_group(due).map(|memory| memory.is_some()) {
-            Ok(true) => Ok(Some(host)),
-            Ok(false) => Ok(None),
-            Err(error) => Err(host.in_world(error)),
+        self.check_alive()?;
+        match &mut self.host {
+            Some(host) if host.is_all => host.transport.shm_group(due),
+            _ => Ok(None),
         }
     }
 
@@ -399,169 +308,17 @@ impl ForwardingTransport for WithSharedMemory {
 
 impl Drop for WithSharedMemory {
     fn drop(&mut self) {
-        self.pass_aborts_on();
+        let Some(host) = &self.host else { return };
+        if std::thread::panicking() {
+            (*self.messages).abort(Cause::Panicked);
+        }
+        // Otherwise a rank that learns first that this one has left could report that as the cause.
+        let _ = host.transport.check_alive();
+        let decision = (*self.messages).abort_decision();
         if let Some(coordinator) = self.coordinator.take() {
             drop(self.host.take());
-            coordinator.serve_until_left(&Runtime::system());
+            let is_aborted = || decision.as_ref().is_some_and(|decision| decision.decided().is_some());
+            coordinator.serve_until_left(&Runtime::system(), is_aborted);
         }
-    }
-}
-
-impl Sealed for HostGroup {}
-
-/// The memory of the host's ranks. Errors name ranks by their numbers in the world.
-impl ShmGroup for HostGroup {
-    fn shared(&self) -> GroupLayout {
-        self.memory().shared()
-    }
-
-    fn rank(&self) -> Rank {
-        self.memory().rank()
-    }
-
-    fn call(&self) -> DirectCall {
-        self.memory().call()
-    }
-
-    unsafe fn enter(
-        &mut self,
-        entry: CallEntry,
-        memory: ExposedRegion<'_>,
-        due: &LazyDeadline<'_>,
-    ) -> Result<()> {
-        // SAFETY: as the caller has promised.
-        let entered = unsafe { self.memory_mut().enter(entry, memory, due) };
-        entered.map_err(|error| self.in_world(error))
-    }
-
-    unsafe fn publish(&mut self, place: MemoryArea, offset: usize, bytes: &[u8]) {
-        // SAFETY: as the caller has promised.
-        unsafe { self.memory_mut().publish(place, offset, bytes) };
-    }
-
-    unsafe fn signal(&mut self) {
-        // SAFETY: as the caller has promised.
-        unsafe { self.memory_mut().signal() };
-    }
-
-    fn wait(&mut self, rank: usize, signals: u32, due: &LazyDeadline<'_>) -> Result<()> {
-        let waited = self.memory_mut().wait(rank, signals, due);
-        waited.map_err(|error| self.in_world(error))
-    }
-
-    unsafe fn signal_and_wait(
-        &mut self,
-        entry: CallEntry,
-        to: (usize, MemoryArea, usize),
-        bytes: &[u8],
-        due: &LazyDeadline<'_>,
-    ) -> Result<()> {
-        // SAFETY: as the caller has promised.
-        let waited = unsafe { self.memory_mut().signal_and_wait(entry, to, bytes, due) };
-        waited.map_err(|error| self.in_world(error))
-    }
-
-    unsafe fn view(
-        &mut self,
-        rank: usize,
-        place: MemoryArea,
-        range: Range<usize>,
-        read: &mut dyn FnMut(usize, &[u8]),
-    ) -> Result<()> {
-        // SAFETY: as the caller has promised.
-        let viewed = unsafe { self.memory_mut().view(rank, place, range, read) };
-        viewed.map_err(|error| self.in_world(error))
-    }
-
-    unsafe fn view_all(
-        &mut self,
-        place: MemoryArea,
-        there: &[(usize, usize)],
-        len: usize,
-        read: &mut dyn FnMut(&[&[u8]]),
-    ) -> Result<()> {
-        // SAFETY: as the caller has promised.
-        let viewed = unsafe { self.memory_mut().view_all(place, there, len, read) };
-        viewed.map_err(|error| self.in_world(error))
-    }
-
-    unsafe fn read(&mut self, rank: usize, place: MemoryArea, offset: usize, into: &mut [u8]) -> Result<()> {
-        // SAFETY: as the caller has promised.
-        let read = unsafe { self.memory_mut().read(rank, place, offset, into) };
-        read.map_err(|error| self.in_world(error))
-    }
-
-    unsafe fn read_non_temporal(
-        &mut self,
-        rank: usize,
-        place: MemoryArea,
-        offset: usize,
-        into: &mut [u8],
-    ) -> Result<()> {
-        // SAFETY: as the caller has promised.
-        let read = unsafe { self.memory_mut().read_non_temporal(rank, place, offset, into) };
-        read.map_err(|error| self.in_world(error))
-    }
-
-    fn copy_non_temporal(&mut self, from: &[u8], into: &mut [u8]) {
-        self.memory_mut().copy_non_temporal(from, into);
-    }
-
-    unsafe fn write(&mut self, rank: usize, place: MemoryArea, offset: usize, bytes: &[u8]) -> Result<()> {
-        // SAFETY: as the caller has promised.
-        let written = unsafe { self.memory_mut().write(rank, place, offset, bytes) };
-        written.map_err(|error| self.in_world(error))
-    }
-
-    unsafe fn change(
-        &mut self,
-        place: MemoryArea,
-        there: &[(usize, usize)],
-        len: usize,
-        change: &mut dyn FnMut(&mut [&mut [u8]]),
-    ) -> Result<bool> {
-        // SAFETY: as the caller has promised.
-        let changed = unsafe { self.memory_mut().change(place, there, len, change) };
-        changed.map_err(|error| self.in_world(error))
-    }
-
-    unsafe fn update_word(
-        &mut self,
-        rank: usize,
-        offset: usize,
-        size: WordSize,
-        update: WordUpdate,
-    ) -> Result<u64> {
-        // SAFETY: as the caller has promised.
-        let updated = unsafe { self.memory_mut().update_word(rank, offset, size, update) };
-        updated.map_err(|error| self.in_world(error))
-    }
-
-    unsafe fn store_words(&mut self, rank: usize, offset: usize, size: WordSize, bytes: &[u8]) -> Result<()> {
-        // SAFETY: as the caller has promised.
-        let stored = unsafe { self.memory_mut().store_words(rank, offset, size, bytes) };
-        stored.map_err(|error| self.in_world(error))
-    }
-
-    unsafe fn exposed_view(&mut self, rank: usize, len: usize) -> Result<Option<ExposedView>> {
-        // SAFETY: as the caller has promised.
-        let viewed = unsafe { self.memory_mut().exposed_view(rank, len) };
-        viewed.map_err(|error| self.in_world(error))
-    }
-
-    fn wake_waiters(&mut self) {
-        self.memory_mut().wake_waiters();
-    }
-
-    fn is_finished(&self) -> bool {
-        self.memory().is_finished()
-    }
-
-    fn reclaim(&mut self) -> Option<Lent> {
-        self.memory_mut().reclaim()
-    }
-
-    fn abandon_handle(&self) -> AbandonHandle {
-        self.memory().abandon_handle()
     }
 }

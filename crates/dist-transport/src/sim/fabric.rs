@@ -128,6 +128,8 @@ pub(super) struct FabricState {
     pub(super) injector: FaultInjector,
     /// The number of ranks that knew the abort record when it last woke waiting ranks.
     known_by: usize,
+    /// Threads that are woken whenever another rank knows the abort record.
+    notified: Vec<Unparker>,
     describe: Option<Describe>,
     /// The waits of all ranks when the first knew the abort record.
     waits: Option<Vec<String>>,
@@ -200,6 +202,7 @@ impl SimFabric {
             conditions,
             injector,
             known_by,
+            notified: Vec::new(),
             describe,
             waits,
             random,
@@ -489,6 +492,11 @@ impl SimFabric {
         self.lock().channels.len()
     }
 
+    /// Wakes this thread whenever another rank knows the abort record.
+    pub(super) fn notify_of_abort(&self, thread: Unparker) {
+        self.lock().notified.push(thread);
+    }
+
     /// Returns the abort record that this rank knows.
     pub(super) fn aborted(&self, world_rank: usize) -> Option<Abort> {
         self.lock().control.known(world_rank)
@@ -593,6 +601,7 @@ impl FabricState {
         if std::mem::replace(&mut self.known_by, known_by) == known_by {
             return Vec::new();
         }
+        self.notified.iter().for_each(Unparker::unpark);
         self.keep_waits();
         self.all_waiting()
     }

@@ -15,11 +15,12 @@ use super::waiting::WaitTarget;
 use super::world::World;
 use crate::bookkeeping::{self, CallHistory};
 use crate::check::{check_all, check_exchange, check_matched, check_peer};
+use crate::runtime::Unparker;
 use crate::shm_group::ShmGroup;
 use crate::{
-    Abort, Activity, Allocation, Cause, ChannelId, CircularWait, Combine, Deadline, Error, Fingerprint,
-    Inbox, Incoming, Interrupt, LazyDeadline, Outgoing, Pause, Progress, Rank, Refusal, Result, Runtime,
-    Sink, StartedCount, Store, StoreError, Traffic, Transport,
+    Abort, AbortDecision, Activity, Allocation, Cause, ChannelId, CircularWait, Combine, Deadline, Error,
+    Fingerprint, Inbox, Incoming, Interrupt, LazyDeadline, Outgoing, Pause, Progress, Rank, Refusal, Result,
+    Runtime, Sink, StartedCount, Store, StoreError, Traffic, Transport,
 };
 
 /// A transport between threads of one process. The [`Network`](super::Network) decides how long sends and
@@ -726,6 +727,10 @@ impl Transport for SimTransport {
         self.fabric().aborted(self.world_rank())
     }
 
+    fn abort_decision(&self) -> Option<Arc<dyn AbortDecision>> {
+        Some(Arc::new(SimDecision { world: self.world.clone(), world_rank: self.world_rank() }))
+    }
+
     fn traffic(&self) -> Traffic {
         self.shm_group.as_ref().map_or(self.traffic, |shm_group| self.traffic + shm_group.traffic())
     }
@@ -771,6 +776,32 @@ impl Transport for SimTransport {
 
     fn set_call_formatter(&mut self, describe: fn(&Fingerprint) -> Option<String>) {
         self.fabric().set_call_formatter(describe);
+    }
+}
+
+/// The simulated coordinator as the place that decides about aborts.
+struct SimDecision {
+    world: Arc<World>,
+    world_rank: usize,
+}
+
+impl AbortDecision for SimDecision {
+    fn propose(&self, abort: Abort) {
+        let _ = self.world.fabric.abort(abort, self.world.clock.now());
+    }
+
+    fn decided(&self) -> Option<Abort> {
+        self.world.fabric.aborted(self.world_rank)
+    }
+
+    fn notify(&self, thread: Unparker) {
+        self.world.fabric.notify_of_abort(thread);
+    }
+}
+
+impl fmt::Debug for SimDecision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimDecision").field("world_rank", &self.world_rank).finish()
     }
 }
 

@@ -165,8 +165,12 @@ impl Fabric for MemoryBeside {
         Some(Reach::Write)
     }
 
-    fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
-        let network = sim::network(&Runtime::system(), world_size);
+    fn run(&self, run: u64, world_size: usize, program: TransportProgram) {
+        self.run_on(run, &vec![0; world_size], program);
+    }
+
+    fn run_on(&self, _: u64, hosts: &[u64], program: TransportProgram) {
+        let network = sim::Network::new(hosts.len()).with_hosts(hosts).connect(&Runtime::system());
         let joins = network.into_iter().map(|messages| {
             move || -> Box<dyn Transport> {
                 let due = messages.runtime().deadline(Duration::from_secs(60)).into();
@@ -177,8 +181,7 @@ impl Fabric for MemoryBeside {
     }
 }
 
-/// Promises about shared memory. An abort has a separate record on either side, so promises of one record are
-/// left out.
+/// Promises about shared memory and aborts. The messages are those of the other transport.
 #[cfg(all(feature = "shm", target_os = "linux"))]
 mod memory_beside {
     dist_transport::conformance! { super::MemoryBeside =>
@@ -208,6 +211,9 @@ mod memory_beside {
         messages {
             messages_go_round_a_ring
             a_rank_exchanges_with_itself
+        }
+        aborts {
+            all_ranks_have_one_record_wherever_they_wait
         }
         waits {
             a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer
