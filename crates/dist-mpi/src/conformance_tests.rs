@@ -8,7 +8,7 @@ use std::time::Duration;
 use dist_transport::conformance::{Fabric, TransportProgram};
 use dist_transport::runtime::Task;
 use dist_transport::shm_group::Reach;
-use dist_transport::{Abort, Cause, ChannelId, Fingerprint, Runtime, Transport};
+use dist_transport::{Abort, Cause, ChannelId, Fingerprint, Incoming, Runtime, Sink, Transport};
 
 use crate::MpiTransport;
 use crate::records::WaitReport;
@@ -103,6 +103,28 @@ fn a_rank_that_waits_for_another_one_is_not_named_if_rank_0_decides_late() {
 }
 
 #[test]
+fn an_abort_on_another_host_wakes_a_rank_that_waits_for_a_message_of_its_own_host() {
+    let program: TransportProgram = Arc::new(|mut transport| {
+        let group = transport.fork(&[0, 1]).unwrap();
+        match (transport.rank().index(), group) {
+            (0, Some(mut group)) => {
+                let due = transport.runtime().deadline(Duration::from_secs(60)).into();
+                let receive = Incoming { from: 1, len: 1, sink: Sink::Into(&mut [0]) };
+                let error = group.exchange(None, Some(receive), &due).unwrap_err();
+                assert_eq!(error.peer(), Some(2), "{error}");
+            }
+            (1, _) => {
+                while transport.aborted().is_none() {
+                    transport.runtime().yield_now();
+                }
+            }
+            _ => transport.abort(Cause::gave_up("no more data")),
+        }
+    });
+    run(&[0, 0, 1], &program, with_memory);
+}
+
+#[test]
 fn rank_0_is_named_if_it_does_not_decide_about_a_timeout() {
     let worlds = unserved_worlds(&[0; 4]);
     worlds[1].propose(&mut worlds[1].lock(), TIMEOUT);
@@ -155,16 +177,16 @@ fn with_memory(world: Arc<World>) -> Box<dyn Transport> {
 struct WithMemory;
 
 impl Fabric for WithMemory {
-    fn finds_circles(&self) -> bool {
-        false
-    }
-
     fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
         run(&vec![0; world_size], &program, with_memory);
     }
 
     fn run_on(&self, _: u64, hosts: &[u64], program: TransportProgram) {
         run(hosts, &program, with_memory);
+    }
+
+    fn has_store(&self) -> bool {
+        false
     }
 
     fn shared_memory(&self) -> Option<Reach> {
@@ -176,25 +198,6 @@ mod messages {
     dist_transport::conformance!(super::Messages);
 }
 
-/// Promises about shared memory and aborts. The messages are those of the fabric above.
 mod with_memory {
-    dist_transport::conformance! { super::WithMemory =>
-        shm_group {
-            all_ranks_of_a_group_share_memory_or_none_does
-            after_a_fused_barrier_every_rank_has_the_bytes_of_all
-            groups_share_memory_of_their_own
-            an_abort_wakes_ranks_that_wait_in_shared_memory
-        }
-        aborts {
-            all_ranks_have_one_record_wherever_they_wait
-        }
-        forks {
-            a_group_of_a_group_is_translated_twice
-            one_call_makes_several_groups_that_share_no_rank
-        }
-        messages {
-            messages_go_round_a_ring
-            a_rank_exchanges_with_itself
-        }
-    }
+    dist_transport::conformance!(super::WithMemory);
 }

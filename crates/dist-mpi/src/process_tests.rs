@@ -27,16 +27,10 @@ const MORE_RANKS: &str = "needs more than 4 ranks";
 /// The promises that are left out, by the beginning of their names, each with the reason.
 const LEFT_OUT: &[(&str, &str)] = &[
     ("store::", "MPI has no key-value store"),
-    ("waits::ranks_that_wait_in_a_circle_are_told_soon", "no rank knows which messages are on their way"),
-    ("waits::calls_on_two_channels_that_wait_for_each_other_are_told_soon", "the same"),
     ("forks::a_group_of_a_group_is_translated_twice", MORE_RANKS),
     ("forks::one_call_makes_several_groups_that_share_no_rank", MORE_RANKS),
     ("forks::an_error_in_a_group_ends_the_job_and_names_ranks_of_the_world", MORE_RANKS),
     ("many_messages::peers_without_a_message_are_returned_without_harm", MORE_RANKS),
-    (
-        "shm_group::contradicting_calls_are_reported_by_ranks_that_ran_ahead",
-        "rank 0 knows the waits for messages only, so calls in shared memory are not compared with them",
-    ),
 ];
 
 /// The number of programs that ran.
@@ -71,15 +65,15 @@ impl Fabric for ProcessesWithMessages {
 struct ProcessesWithMemory;
 
 impl Fabric for ProcessesWithMemory {
-    fn finds_circles(&self) -> bool {
-        false
-    }
-
     fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
         run(world_size, &program, None, |world| {
             let due = world.runtime.deadline(Duration::from_secs(60)).into();
             MpiTransport::with_shared_memory(world, &due)
         });
+    }
+
+    fn has_store(&self) -> bool {
+        false
     }
 
     fn shared_memory(&self) -> Option<Reach> {
@@ -180,17 +174,17 @@ fn text(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without text")
 }
 
-/// Checks a promise with shared memory or with collectives of the library if it is about them, else with messages only.
+/// Checks a promise with shared memory and without it, or with collectives of the library if it is about them.
 fn check(promise: &str) {
     let is_of_memory =
         ["shm_group::", "exposed::", "_in_shared_memory"].iter().any(|part| promise.contains(part));
-    let fabric: &'static dyn Fabric = match is_of_memory {
-        true => &ProcessesWithMemory,
-        false if promise.starts_with("native::") => &ProcessesWithLibrary,
-        false => &ProcessesWithMessages,
+    let fabrics: &[&'static dyn Fabric] = match is_of_memory {
+        true => &[&ProcessesWithMemory],
+        false if promise.starts_with("native::") => &[&ProcessesWithLibrary],
+        false => &[&ProcessesWithMessages, &ProcessesWithMemory],
     };
     let before = PROGRAMS.load(Ordering::Relaxed);
-    conformance::check(promise, fabric);
+    fabrics.iter().for_each(|&fabric| conformance::check(promise, fabric));
     assert!(
         PROGRAMS.load(Ordering::Relaxed) > before,
         "{promise} ran no program, state a reason in LEFT_OUT"

@@ -434,7 +434,11 @@ impl World {
 /// Rank 0 decides.
 impl AbortDecision for World {
     fn propose(&self, abort: Abort) {
-        self.propose(&mut self.lock(), abort);
+        let state = &mut *self.lock();
+        // A thread of the host's ranks may come late, and must not use a library that is finalised.
+        if state.leaving_since.is_none() {
+            self.propose(state, abort);
+        }
     }
 
     fn decided(&self) -> Option<Abort> {

@@ -57,6 +57,16 @@ pub trait ForwardingTransport: Send + fmt::Debug {
         self.inner_mut().begin(call);
     }
 
+    /// See [`Transport::announce`].
+    fn announce(&mut self, call: &Fingerprint) {
+        self.inner_mut().announce(call);
+    }
+
+    /// See [`Transport::set_started_count`].
+    fn set_started_count(&mut self, count: &StartedCount) {
+        self.inner_mut().set_started_count(count);
+    }
+
     /// See [`Transport::exchange`].
     ///
     /// # Errors
@@ -116,6 +126,11 @@ pub trait ForwardingTransport: Send + fmt::Debug {
     /// As there.
     fn wait_any_peer(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<Vec<usize>> {
         self.inner_mut().wait_any_peer(peers, due)
+    }
+
+    /// See [`Transport::unread`].
+    fn unread(&mut self) -> Option<usize> {
+        self.inner_mut().unread()
     }
 
     /// See [`Transport::cores`].
@@ -200,7 +215,7 @@ impl<T: ForwardingTransport> Transport for T {
     }
 
     fn announce(&mut self, call: &Fingerprint) {
-        self.inner_mut().announce(call);
+        ForwardingTransport::announce(self, call);
     }
 
     fn exchange(
@@ -245,7 +260,7 @@ impl<T: ForwardingTransport> Transport for T {
     }
 
     fn unread(&mut self) -> Option<usize> {
-        self.inner_mut().unread()
+        ForwardingTransport::unread(self)
     }
 
     fn hosts(&self) -> Vec<u64> {
@@ -301,7 +316,7 @@ impl<T: ForwardingTransport> Transport for T {
     }
 
     fn set_started_count(&mut self, count: &StartedCount) {
-        self.inner_mut().set_started_count(count);
+        ForwardingTransport::set_started_count(self, count);
     }
 
     fn set_call_formatter(&mut self, describe: fn(&Fingerprint) -> Option<String>) {

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use crate::{Abort, Activity, Cause, Error, Fingerprint, Rank, Traffic};
+use crate::{Abort, Activity, Cause, CircularWait, Error, Fingerprint, Rank, Traffic};
 
 /// A result of a rank that can be sent to another process.
 pub(super) trait RankResult: Sized {
@@ -60,6 +60,8 @@ rank_result_as! {
         (value.messages_received, value.bytes_received),
     ), |((messages_sent, bytes_sent), (messages_received, bytes_received))|
         Self { messages_sent, bytes_sent, messages_received, bytes_received };
+    CircularWait as ((usize, usize), Fingerprint): |value| ((value.rank, value.on), value.call),
+        |((rank, on), call)| Self { rank, on, call };
     Abort as ((Cause, Fingerprint), (usize, usize)): |value|
         ((value.cause.clone(), value.call), (value.rank, value.reporter)),
         |((cause, call), (rank, reporter))| Self { cause, rank, reporter, call };
@@ -119,6 +121,7 @@ impl RankResult for Cause {
             Self::Mismatch { theirs } => (3_u64, *theirs).encode(bytes),
             Self::Length { expected, got } => (4_u64, (*expected, *got)).encode(bytes),
             Self::GaveUp { why } => (5_u64, why.to_string()).encode(bytes),
+            Self::CircularWait { waits, count } => (6_u64, (waits.clone(), *count)).encode(bytes),
             other => (5_u64, other.to_string()).encode(bytes),
         }
     }
@@ -130,6 +133,10 @@ impl RankResult for Cause {
             2 => Self::Panicked,
             3 => Self::Mismatch { theirs: Fingerprint::decode(bytes) },
             4 => Self::Length { expected: u64::decode(bytes), got: u64::decode(bytes) },
+            6 => {
+                let (waits, count) = RankResult::decode(bytes);
+                Self::CircularWait { waits, count }
+            }
             _ => Self::gave_up(String::decode(bytes)),
         }
     }

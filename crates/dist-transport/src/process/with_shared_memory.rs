@@ -1,13 +1,14 @@
-//! Shared memory for ranks of one host whose messages go through another transport.
+//! Shared memory for ranks of one host, beside a transport between hosts.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use super::{Config, Coordinator, ProcessTransport, Secret};
+use super::{Config, Coordinator, Medium, ProcessTransport, Secret};
 use crate::bootstrap::auth;
 use crate::bootstrap::auth::Key;
 use crate::bootstrap::outer_job::OuterJob;
 use crate::bootstrap::rendezvous_server::Worlds;
 use crate::forwarding::ForwardingTransport;
+use crate::native::NativeCollectives;
 use crate::shm_group::ShmGroup;
 use crate::{
     Abort, Allocation, Cause, Chain, Combine, Error, Fingerprint, Inbox, Incoming, LazyDeadline, Outgoing,
@@ -15,10 +16,11 @@ use crate::{
 };
 
 /// A transport that adds shared memory between the ranks of each host to another transport, which carries the
-/// messages.
+/// messages between hosts.
 ///
 /// The ranks of a host connect over loopback, with a secret that the other transport's messages carry, so
-/// that only they are admitted. From then on they share memory like ranks of a [`ProcessTransport`]. Among ranks
+/// that only they are admitted. From then on they share memory like ranks of a [`ProcessTransport`]. The messages of a group
+/// go through shared memory if all its ranks run on one host, and through the other transport otherwise. Among ranks
 /// of one host, [`shm_group`](Transport::shm_group) returns the memory of the group, and
 /// [`allocate`](Transport::allocate) returns memory that they can all map. The other transport may be any
 /// implementation: its errors cannot make safe code corrupt memory. Its ranks run in real time, as sockets
@@ -103,6 +105,7 @@ impl WithSharedMemory {
         };
         (*self.messages).begin(&Fingerprint(*b"dist-transport: the ranks of a host meet on it  "));
         let offer = if place == 0 { self.offer(&here, due)? } else { self.receive_offer(here[0], due)? };
+        (*self.messages).begin(&Fingerprint::NONE);
         let [1, low, high, ref secret @ ..] = offer else { return Ok(()) };
         let address = format!("127.0.0.1:{}", u16::from_le_bytes([low, high]));
         let config = Config::new(place, here.len(), &address)?
@@ -117,6 +120,10 @@ impl WithSharedMemory {
             Error::Aborted(abort) => Error::Aborted(outer_job.abort(abort)),
             error => outer_job.error(error),
         })?;
+        if transport.medium() != Medium::Shm {
+            tracing::info!("the ranks of this host cannot share memory");
+            return Ok(());
+        }
         self.host = Some(HostGroup { transport, in_world, is_all: here.len() == hosts.len() });
         Ok(())
     }
@@ -152,10 +159,14 @@ impl WithSharedMemory {
         Ok(offer)
     }
 
-    /// Calls `work` with the other transport, unless the job has been aborted in shared memory.
+    /// Calls `work` with the transport that carries the messages of this group, unless the job is aborted. It is that of the
+    /// host if all ranks of the group are on it.
     fn with_messages<T>(&mut self, work: impl FnOnce(&mut dyn Transport) -> Result<T>) -> Result<T> {
         self.check_alive()?;
-        work(&mut *self.messages)
+        match &mut self.host {
+            Some(host) if host.is_all => work(&mut host.transport),
+            _ => work(&mut *self.messages),
+        }
     }
 
     /// Returns the record that stands as an error, if either side knows of an abort.
@@ -208,6 +219,20 @@ impl ForwardingTransport for WithSharedMemory {
         }
     }
 
+    fn announce(&mut self, call: &Fingerprint) {
+        (*self.messages).announce(call);
+        if let Some(host) = &mut self.host {
+            host.transport.announce(call);
+        }
+    }
+
+    fn set_started_count(&mut self, count: &StartedCount) {
+        (*self.messages).set_started_count(count);
+        if let Some(host) = &mut self.host {
+            host.transport.set_started_count(count);
+        }
+    }
+
     fn exchange(
         &mut self,
         send: Option<Outgoing<'_>>,
@@ -247,6 +272,19 @@ impl ForwardingTransport for WithSharedMemory {
 
     fn wait_any_peer(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<Vec<usize>> {
         self.with_messages(|messages| messages.wait_any_peer(peers, due))
+    }
+
+    fn unread(&mut self) -> Option<usize> {
+        match &mut self.host {
+            Some(host) if host.is_all => host.transport.unread(),
+            _ => (*self.messages).unread(),
+        }
+    }
+
+    /// Returns `None` for a group whose ranks share memory, which is faster.
+    fn native(&mut self) -> Option<&mut dyn NativeCollectives> {
+        let shares = self.host.as_ref().is_some_and(|host| host.is_all);
+        if shares { None } else { (*self.messages).native() }
     }
 
     fn cores(&self) -> usize {
@@ -289,8 +327,11 @@ impl ForwardingTransport for WithSharedMemory {
     }
 
     fn traffic(&self) -> Traffic {
-        let messages = (*self.messages).traffic();
-        self.host.as_ref().map_or(messages, |host| messages + host.transport.traffic())
+        match &self.host {
+            Some(host) if host.is_all => host.transport.traffic(),
+            Some(host) => (*self.messages).traffic() + host.transport.traffic(),
+            None => (*self.messages).traffic(),
+        }
     }
 
     fn shm_group(&mut self, due: &LazyDeadline<'_>) -> Result<Option<&mut dyn ShmGroup>> {

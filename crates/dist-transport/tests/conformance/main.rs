@@ -181,44 +181,9 @@ impl Fabric for MemoryBeside {
     }
 }
 
-/// Promises about shared memory and aborts. The messages are those of the other transport.
 #[cfg(all(feature = "shm", target_os = "linux"))]
 mod memory_beside {
-    dist_transport::conformance! { super::MemoryBeside =>
-        shm_group {
-            all_ranks_of_a_group_share_memory_or_none_does
-            a_rank_that_waits_for_a_signal_sees_the_published_bytes
-            after_a_fused_barrier_every_rank_has_the_bytes_of_all
-            each_signal_of_a_call_publishes_earlier_writes
-            bytes_that_a_rank_is_still_reading_are_not_overwritten
-            groups_share_memory_of_their_own
-            a_rank_sees_its_own_places
-            an_abort_wakes_ranks_that_wait_in_shared_memory
-        }
-        exposed {
-            memory_that_is_exposed_is_read_and_written
-            lent_memory_is_returned_by_its_own_call_only
-            memory_of_several_ranks_is_changed_at_once
-            bytes_written_after_a_call_failed_are_no_result_of_it
-            memory_that_is_not_exposed_is_out_of_reach_without_harm
-        }
-        forks {
-            a_group_is_numbered_in_the_order_of_its_list_and_others_get_none
-            a_group_of_a_group_is_translated_twice
-            one_call_makes_several_groups_that_share_no_rank
-            a_list_of_members_that_makes_no_group_is_refused_without_harm
-        }
-        messages {
-            messages_go_round_a_ring
-            a_rank_exchanges_with_itself
-        }
-        aborts {
-            all_ranks_have_one_record_wherever_they_wait
-        }
-        waits {
-            a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer
-        }
-    }
+    dist_transport::conformance!(super::MemoryBeside);
 }
 
 mod threads {
