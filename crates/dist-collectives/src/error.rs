@@ -405,6 +405,23 @@ pub enum Error {
         /// The oldest of these messages, at most eight.
         instead: Vec<Call>,
     },
+    /// A long message was not sent in time, because no receive of its receiver has matched it. The job is aborted. Only
+    /// messages of more than [`KEPT_MESSAGE_BYTES_MAX`](crate::transport::KEPT_MESSAGE_BYTES_MAX) bytes wait for that.
+    #[error(
+        "{call} failed: rank {peer} has not received this message of {bytes} bytes with tag {}: none of its receives has \
+         matched it",
+        .call.tag().unwrap_or(0)
+    )]
+    NotReceived {
+        /// The send.
+        call: Box<Call>,
+        /// The receiver, by its number in the world.
+        peer: usize,
+        /// The length of the message in bytes.
+        bytes: usize,
+        /// The error of the transport.
+        source: ErrorSource<TransportError>,
+    },
     /// A communicator was [closed](crate::Communicator::close) before this rank had received all messages sent to
     /// it.
     #[error("rank {peer} has sent a message that this rank never received: each send needs a recv of its receiver")]
@@ -495,6 +512,7 @@ impl Error {
             Self::Transport { source, .. }
             | Self::Unmatched { source, .. }
             | Self::UnmatchedAny { source, .. }
+            | Self::NotReceived { source, .. }
             | Self::Join(source) => source.is_timeout(),
             Self::Aborted { cause, .. } => matches!(cause, Cause::TimedOut { .. }),
             Self::Store(source) => source.is_timeout(),
@@ -509,6 +527,7 @@ impl Error {
             Self::Mismatch { peer, .. }
             | Self::Unmatched { peer, .. }
             | Self::TooManyKept { peer, .. }
+            | Self::NotReceived { peer, .. }
             | Self::Unread { peer } => Some(*peer),
             Self::Aborted { rank, .. } => Some(*rank),
             #[cfg(feature = "serde")]
@@ -532,6 +551,7 @@ impl Error {
             | Self::NoneSent { call, .. }
             | Self::CircularWait { call, .. }
             | Self::TooManyKept { call, .. }
+            | Self::NotReceived { call, .. }
             | Self::Transport { call, .. }
             | Self::Schedule { call, .. } => Some(call),
             _ => None,

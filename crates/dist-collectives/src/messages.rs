@@ -154,7 +154,7 @@ impl ProbedMessage<'_> {
 
     /// Returns the number of elements.
     pub fn len(&self) -> usize {
-        usize::try_from(self.found.call.count).expect("the message is in memory")
+        usize::try_from(self.found.call.count).expect("the message fits into memory")
     }
 
     /// Returns `true` if the message has no elements.
@@ -193,7 +193,13 @@ impl ProbedMessage<'_> {
 /// Messages and collectives are separate streams: a rank may send a message, take part in a collective, and the
 /// receiver may receive the message after that collective. Every message has a tag, which is 0 unless
 /// [`with_tag`](Communicator::with_tag) sets another. A receive takes the oldest message of its sender with its
-/// tag. Messages with other tags that arrive before it are kept for later receives, up to 64 MiB of each sender.
+/// tag. Messages with other tags that arrive before it are kept for later receives, up to 64 MiB of each sender. Then the
+/// sender waits until some are received.
+///
+/// Messages of more than 4 MiB ([`KEPT_MESSAGE_BYTES_MAX`](crate::transport::KEPT_MESSAGE_BYTES_MAX)) are never kept: the
+/// receiver is told of such a message, and its bytes stay with the sender until a receive has matched it. They then go
+/// directly into the memory of the receive.
+///
 /// A message that was started meets a blocking call, and the reverse. Started messages go on while collectives of the same
 /// communicator run.
 ///
@@ -201,10 +207,13 @@ impl ProbedMessage<'_> {
 /// edge of a grid calls the same as the others.
 impl Communicator {
     /// Sends a message, which `to` receives with [`recv`](Self::recv). The call may return before `to` receives it,
-    /// or wait for it. Long messages wait. A rank may send to itself.
+    /// or wait for it. A message of more than 4 MiB waits for its receive. Two ranks that both send one first, and receive
+    /// afterwards, would wait forever: use [`send_recv`](Self::send_recv), [`batch`](Self::batch) or
+    /// [`start_send`](Self::start_send). A rank may send to itself.
     ///
     /// # Errors
-    /// If there is no such rank, or if it died or does not receive the message in time.
+    /// If there is no such rank, or if it died or does not take the message in time. If no receive has matched a message of
+    /// more than 4 MiB in time, the error is [`Error::NotReceived`](crate::Error::NotReceived).
     #[doc(alias = "MPI_Send")]
     #[doc(alias = "ncclSend")]
     #[doc(alias = "MPI_PROC_NULL")]
@@ -291,7 +300,8 @@ impl Communicator {
         self.call_messages(|engine, options| engine.receive_vec(None, &options))
     }
 
-    /// Waits until a message of this rank with the [tag](Self::with_tag) of this call has arrived, without receiving it.
+    /// Waits until a message of this rank with the [tag](Self::with_tag) of this call has arrived, without receiving it. A
+    /// message of more than 4 MiB is found while its bytes are still with its sender; its receive gets them directly.
     ///
     /// ```
     /// use dist_collectives::Communicator;
@@ -498,7 +508,8 @@ impl Communicator {
     }
 
     /// Starts to [`send`](Self::send) a message. It may end before `to` has received the message, or only then. The
-    /// messages that were sent or started before it to the same rank are sent first.
+    /// messages that were sent or started before it to the same rank are sent first, except those of more than 4 MiB that no
+    /// receive has matched.
     ///
     /// Started messages are independent: each waits for its own peer only. All ranks may first start to receive, then
     /// send, and then wait:

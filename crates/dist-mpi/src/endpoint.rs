@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use dist_transport::announced::{AnnouncedMessages, MatchedFrame};
 use dist_transport::native::NativeCollectives;
 use dist_transport::shm_group::CALLS_MAX;
 use dist_transport::{
@@ -31,9 +32,9 @@ pub(crate) struct Endpoint {
     calls: CallHistory,
     announced: CallHistory,
     traffic: Traffic,
-    /// The matched message of each peer that has begun to arrive. Empty before the first call for such messages.
-    matched: Vec<Option<MatchedReceive>>,
-    /// The matched messages that were sent in part when a call paused, with their receivers.
+    /// The matched messages of each peer. Empty before the first call for such messages.
+    matched: Vec<PeerMessages>,
+    /// The matched messages that were sent in part or announced when a call paused, with their receivers.
     unsent: Vec<(usize, Sending)>,
     /// `true` if the ranks of this host have fewer cores than ranks.
     is_oversubscribed: bool,
@@ -57,7 +58,35 @@ impl CallHistory {
 struct Sending {
     sent: usize,
     len: usize,
+    /// `true` if the first packet of the stage is sent.
     is_begun: bool,
+    stage: SendStage,
+}
+
+/// The part of a message that is sent next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SendStage {
+    /// The whole message.
+    Message,
+    /// Its announcement.
+    Announcement,
+    /// Nothing before the receiver clears the message with this number.
+    Announced(u64),
+    /// The bytes of the announced message with this number.
+    Body(u64),
+}
+
+/// The matched messages of one peer.
+#[derive(Default)]
+struct PeerMessages {
+    /// The message that has begun to arrive.
+    receiving: Option<MatchedReceive>,
+    /// The number of messages to the peer that were announced.
+    announcements_sent: u64,
+    /// The announced messages of the peer.
+    announced: AnnouncedMessages,
+    /// The announced messages of the peer that an inbox wants, without a clear yet.
+    wanted: Vec<u64>,
 }
 
 /// A message that is being received.
@@ -168,11 +197,18 @@ impl Endpoint {
         sending: &mut Sending,
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) -> SendState {
-        let part = (sending.len - sending.sent).min(SEGMENT);
+        let len = sending.len as u64;
+        let (frame, rest) = match sending.stage {
+            SendStage::Message => (MatchedFrame::Message(len), sending.len - sending.sent),
+            SendStage::Announcement => (MatchedFrame::Announcement(len), 0),
+            SendStage::Announced(_) => return SendState::Full,
+            SendStage::Body(number) => (MatchedFrame::Body(number), sending.len - sending.sent),
+        };
+        let part = rest.min(SEGMENT);
         let mut header = [0; HEADER];
         let kind = if sending.is_begun { Kind::Next } else { Kind::First };
         header[..LENGTH].copy_from_slice(&call.0);
-        header[LENGTH..LENGTH + 8].copy_from_slice(&(sending.len as u64).to_le_bytes());
+        header[LENGTH..LENGTH + 8].copy_from_slice(&frame.encode().to_le_bytes());
         header[LENGTH + 8..].copy_from_slice(&self.channel.get().to_le_bytes());
         let end = (self.place, self.members[to]);
         let from = sending.sent;
@@ -241,8 +277,9 @@ impl Endpoint {
             for (index, _, packet) in taken.drain(..) {
                 state.give_back(&self.world, (self.place, self.members[receives[index].from]), packet);
             }
+            let parts = (&mut sending[..], &mut to_send);
             if let Err(failure) =
-                self.send_parts(&mut state, &sends, &mut sending, &mut to_send, &mut busy, &mut has_moved)
+                self.send_parts(&mut state, (&sends, &mut []), parts, &mut busy, &mut has_moved)
             {
                 break Err(failure);
             }
@@ -288,18 +325,27 @@ impl Endpoint {
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let mut sending = self.begin_sends(sends);
-        let mut to_send: Vec<usize> = (0..sends.len()).collect();
+        let mut to_send = sending_order(&sending);
         let mut reported = vec![false; sends.len()];
-        let sources = inbox.sources().to_vec();
-        let mut receiving = std::mem::take(&mut self.matched);
-        receiving.resize_with(self.rank.world_size(), || None);
+        let mut peers = std::mem::take(&mut self.matched);
+        peers.resize_with(self.rank.world_size(), PeerMessages::default);
+        let mut sources = inbox.sources().to_vec();
+        let announced = sends.iter().zip(&sending).filter(|(_, sending)| sending.stage != SendStage::Message);
+        for ((_, send), _) in announced {
+            if !sources.contains(&send.to) {
+                sources.push(send.to);
+            }
+        }
+        while let Some((from, number)) = inbox.next_wanted() {
+            peers[from].wanted.push(number);
+        }
         let mut busy = BusyPeers::new(self.rank.world_size(), sends.len());
         let (mut wait, mut traffic) = (Wait::NEW, Traffic::default());
         let result = loop {
             let mut state = self.world.lock();
-            let mut has_moved = false;
-            let sent =
-                self.send_parts(&mut state, sends, &mut sending, &mut to_send, &mut busy, &mut has_moved);
+            let mut has_moved = self.begin_bodies(&mut state, sends, &mut sending, &mut to_send);
+            let parts = (&mut sending[..], &mut to_send);
+            let sent = self.send_parts(&mut state, (sends, &mut peers), parts, &mut busy, &mut has_moved);
             if has_moved {
                 for position in (0..sends.len()).filter(|&position| sending[position].is_done()) {
                     if !std::mem::replace(&mut reported[position], true) {
@@ -312,7 +358,11 @@ impl Endpoint {
             self.world.progress(&mut state);
             let taken = sent.and_then(|()| {
                 sources.iter().try_for_each(|&from| {
-                    self.take_matched((&mut *state, &mut traffic), from, &mut receiving[from], inbox)
+                    let awaits_clear = to_send
+                        .iter()
+                        .any(|&index| sends[index].1.to == from && sending[index].is_announced());
+                    let source = (from, awaits_clear);
+                    self.take_matched((&mut *state, &mut traffic), source, &mut peers[from], inbox)
                         .map(|moved| has_moved |= moved)
                 })
             });
@@ -321,7 +371,11 @@ impl Endpoint {
             }
             let first = sources.iter().find(|&&from| inbox.awaits(from));
             let first = first.map(|&from| (Activity::Receive, from));
-            let first = first.or_else(|| to_send.first().map(|&index| (Activity::Send, sends[index].1.to)));
+            let first = first.or_else(|| {
+                let index = *to_send.first()?;
+                let is_announced = sending[index].is_announced();
+                Some((if is_announced { Activity::Match } else { Activity::Send }, sends[index].1.to))
+            });
             let pauses = match inbox.pause() {
                 Pause::Never => false,
                 Pause::WhenIdle => !has_moved,
@@ -342,48 +396,88 @@ impl Endpoint {
                 break if pauses { Ok(()) } else { Err(failure) };
             }
         };
-        self.matched = receiving;
-        let begun = to_send.into_iter().filter(|&index| sending[index].is_begun).collect::<Vec<_>>();
+        self.matched = peers;
+        to_send.sort_unstable();
+        let begun = to_send.into_iter().filter(|&index| sending[index].is_kept()).collect::<Vec<_>>();
         self.unsent.extend(begun.into_iter().map(|index| (sends[index].1.to, sending[index])));
         self.end_wait(&wait);
         self.traffic = self.traffic + traffic;
         result.map_err(|failure| self.fail(failure, due))
     }
 
-    /// Returns the states of messages that are sent. The first one to a peer may have been sent in part.
+    /// Returns the states of messages that are sent. The first ones to a peer may have been sent in part.
     fn begin_sends(&mut self, sends: &[(Fingerprint, Outgoing<'_>)]) -> Vec<Sending> {
+        let me = self.rank.index();
         let begin = |(_, send): &(Fingerprint, Outgoing<'_>)| {
             let unsent = self.unsent.iter().position(|(to, _)| *to == send.to);
-            unsent.map_or_else(|| Sending::new(send.len()), |index| self.unsent.remove(index).1)
+            let new = || Sending::matched(send.len(), send.to != me);
+            unsent.map_or_else(new, |index| self.unsent.remove(index).1)
         };
         sends.iter().map(begin).collect()
     }
 
-    /// Takes the parts of the next messages of a peer that an inbox awaits. Returns `true` if there were any.
+    /// Begins to send the announced messages that their receivers have cleared, before all messages to the same ranks that
+    /// were not begun. Returns `true` if there are any.
+    fn begin_bodies(
+        &self,
+        state: &mut State,
+        sends: &[(Fingerprint, Outgoing<'_>)],
+        sending: &mut [Sending],
+        to_send: &mut Vec<usize>,
+    ) -> bool {
+        let mut has_begun = false;
+        for index in to_send.clone() {
+            let (to, SendStage::Announced(number)) = (sends[index].1.to, sending[index].stage) else {
+                continue;
+            };
+            if !state.take_clear((self.place, self.members[to]), number) {
+                continue;
+            }
+            sending[index] = Sending { stage: SendStage::Body(number), is_begun: false, ..sending[index] };
+            to_send.retain(|&other| other != index);
+            let is_later = |&other: &usize| sends[other].1.to == to && sending[other].is_new();
+            let place = to_send.iter().position(is_later).unwrap_or(to_send.len());
+            to_send.insert(place, index);
+            has_begun = true;
+        }
+        has_begun
+    }
+
+    /// Takes the parts of the next messages of a peer that an inbox awaits, or that may come before a clear. Returns `true`
+    /// if there were any.
     fn take_matched(
         &self,
         (state, traffic): (&mut State, &mut Traffic),
-        from: usize,
-        receiving: &mut Option<MatchedReceive>,
+        (from, awaits_clear): (usize, bool),
+        matched: &mut PeerMessages,
         inbox: &mut dyn Inbox,
     ) -> Result<bool, Failure> {
-        let (peer, mut moved) = (self.members[from], false);
-        while inbox.awaits(from) {
+        let (peer, mut moved) = (self.members[from], self.send_clears(state, from, matched));
+        while inbox.awaits(from) || awaits_clear && (matched.receiving.is_some() || inbox.keeps(from)) {
             let Some(packet) = state.take(self.place, peer) else {
                 let has_left = state.has_left(self.place, peer);
-                let fails = has_left && (receiving.is_some() || !inbox.peer_left(from));
-                return if fails {
+                return if !has_left {
+                    Ok(moved)
+                } else if matched.receiving.is_some() || inbox.awaits(from) && !inbox.peer_left(from) {
                     Err(Failure::Left(Activity::Receive, from))
+                } else if awaits_clear {
+                    Err(Failure::Left(Activity::Send, from))
                 } else {
-                    Ok(moved || has_left)
+                    Ok(true)
                 };
             };
-            if (packet.kind == Kind::First) == receiving.is_some() {
+            moved = true;
+            if (packet.kind == Kind::First) == matched.receiving.is_some() {
                 return Err(Failure::Garbage(from));
             }
-            let mut message = match receiving.take() {
-                Some(message) => message,
-                None => Self::accept(from, &packet, inbox)?,
+            let message = match matched.receiving.take() {
+                Some(message) => Some(message),
+                None => Self::accept(from, &packet, matched, inbox)?,
+            };
+            let Some(mut message) = message else {
+                state.give_back(&self.world, (self.place, peer), packet);
+                self.send_clears(state, from, matched);
+                continue;
             };
             let part = packet.payload();
             let is_whole = message.got + part.len() == message.len;
@@ -393,39 +487,71 @@ impl Endpoint {
             inbox.memory(from)[message.got..][..part.len()].copy_from_slice(part);
             message.got += part.len();
             state.give_back(&self.world, (self.place, peer), packet);
-            moved = true;
             if is_whole {
                 inbox.complete(from);
                 traffic.messages_received += 1;
                 traffic.bytes_received += message.len as u64;
             } else {
-                *receiving = Some(message);
+                matched.receiving = Some(message);
             }
         }
         Ok(moved)
     }
 
-    /// Lets an inbox accept the message that begins with this packet.
-    fn accept(from: usize, packet: &Packet, inbox: &mut dyn Inbox) -> Result<MatchedReceive, Failure> {
+    /// Clears the announced messages of a peer that the inbox wants. Returns `true` if there are any.
+    fn send_clears(&self, state: &mut State, from: usize, matched: &mut PeerMessages) -> bool {
+        let wanted = std::mem::take(&mut matched.wanted);
+        for &number in wanted.iter().filter(|&&number| matched.announced.clear(number)) {
+            state.send_clear(&self.world, (self.place, self.members[from]), number);
+        }
+        !wanted.is_empty()
+    }
+
+    /// Lets an inbox accept the message that begins with this packet. Returns `None` if the message is only announced.
+    fn accept(
+        from: usize,
+        packet: &Packet,
+        matched: &mut PeerMessages,
+        inbox: &mut dyn Inbox,
+    ) -> Result<Option<MatchedReceive>, Failure> {
         let mut theirs = Fingerprint::NONE;
         theirs.0.copy_from_slice(&bytemuck::cast_slice(&packet.buffer[..1])[..LENGTH]);
-        let got = packet.header_number(LENGTH);
-        let len = usize::try_from(got).map_err(|_| Failure::NoMemory)?;
-        inbox.accept(from, &theirs, len).map_err(|refusal| match refusal {
+        let length_of = |len: u64| usize::try_from(len).map_err(|_| Failure::NoMemory);
+        let refused = |got: u64, refusal| match refusal {
             Refusal::Mismatch => Failure::Mismatch(from, theirs),
             Refusal::Length(expected) => Failure::Length(from, expected as u64, got),
             Refusal::NoMemory => Failure::NoMemory,
-        })?;
-        Ok(MatchedReceive { got: 0, len })
+        };
+        match MatchedFrame::decode(packet.header_number(LENGTH)) {
+            MatchedFrame::Message(got) => {
+                let len = length_of(got)?;
+                inbox.accept(from, &theirs, len).map_err(|refusal| refused(got, refusal))?;
+                Ok(Some(MatchedReceive { got: 0, len }))
+            }
+            MatchedFrame::Announcement(got) => {
+                let len = length_of(got)?;
+                let number = matched.announced.add(len);
+                let wants = inbox.announce(from, &theirs, len, number);
+                if wants.map_err(|refusal| refused(got, refusal))? {
+                    matched.wanted.push(number);
+                }
+                Ok(None)
+            }
+            MatchedFrame::Body(number) => {
+                let len = matched.announced.take(number).ok_or(Failure::Garbage(from))?;
+                inbox.begin_announced(from, number);
+                Ok(Some(MatchedReceive { got: 0, len }))
+            }
+            MatchedFrame::Clear(_) => Err(Failure::Garbage(from)),
+        }
     }
 
     /// Sends parts of the first unfinished message to each peer, as long as there is room.
     fn send_parts(
         &self,
         state: &mut State,
-        sends: &[(Fingerprint, Outgoing<'_>)],
-        sending: &mut [Sending],
-        unfinished: &mut Vec<usize>,
+        (sends, peers): (&[(Fingerprint, Outgoing<'_>)], &mut [PeerMessages]),
+        (sending, unfinished): (&mut [Sending], &mut Vec<usize>),
         busy: &mut BusyPeers,
         has_moved: &mut bool,
     ) -> Result<(), Failure> {
@@ -433,18 +559,25 @@ impl Endpoint {
         let mut left = None;
         unfinished.retain(|&index| {
             let ((call, send), message) = (&sends[index], &mut sending[index]);
-            if busy.contains(send.to) {
+            if busy.contains(send.to) || message.is_announced() {
                 return true;
             }
-            while left.is_none() && !message.is_done() {
+            while left.is_none() && !message.is_done() && !message.is_announced() {
                 let fill = &mut |from, memory: &mut [u8]| copy_parts(send.parts, from, memory);
                 match self.send_part(state, (call, send.to), message, fill) {
-                    SendState::Sent => *has_moved = true,
+                    SendState::Sent => {
+                        *has_moved = true;
+                        if message.stage == SendStage::Announcement {
+                            let count = &mut peers[send.to].announcements_sent;
+                            message.stage = SendStage::Announced(*count);
+                            *count += 1;
+                        }
+                    }
                     SendState::Full => break,
                     SendState::Left => left = Some(send.to),
                 }
             }
-            if !message.is_done() {
+            if !message.is_done() && !message.is_announced() {
                 busy.add(send.to);
             }
             !message.is_done()
@@ -879,11 +1012,35 @@ impl Drop for AbortOnUnwind<'_> {
 
 impl Sending {
     const fn new(len: usize) -> Self {
-        Self { sent: 0, len, is_begun: false }
+        Self { sent: 0, len, is_begun: false, stage: SendStage::Message }
+    }
+
+    /// Begins to send a matched message, which may have to be announced.
+    const fn matched(len: usize, may_announce: bool) -> Self {
+        let announces = may_announce && MatchedFrame::announces(len);
+        let stage = if announces { SendStage::Announcement } else { SendStage::Message };
+        Self { stage, ..Self::new(len) }
     }
 
     const fn is_done(&self) -> bool {
-        self.is_begun && self.sent == self.len
+        matches!(self.stage, SendStage::Message | SendStage::Body(_))
+            && self.is_begun
+            && self.sent == self.len
+    }
+
+    /// Returns `true` if the message waits for its clear.
+    const fn is_announced(&self) -> bool {
+        matches!(self.stage, SendStage::Announced(_))
+    }
+
+    /// Returns `true` if nothing of the message was sent.
+    const fn is_new(&self) -> bool {
+        matches!(self.stage, SendStage::Message | SendStage::Announcement) && !self.is_begun
+    }
+
+    /// Returns `true` if a later call has to go on with the message.
+    const fn is_kept(&self) -> bool {
+        !self.is_new() && !self.is_done()
     }
 }
 
@@ -927,6 +1084,17 @@ impl BusyPeers {
     fn contains(&self, peer: usize) -> bool {
         self.turns.get(peer) == Some(&self.turn)
     }
+}
+
+/// Returns the order in which messages are sent: those that were sent in part first, then those that were cleared.
+fn sending_order(sending: &[Sending]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..sending.len()).collect();
+    order.sort_by_key(|&index| match sending[index] {
+        Sending { is_begun: true, stage: SendStage::Message | SendStage::Body(_), .. } => 0,
+        Sending { stage: SendStage::Body(_), .. } => 1,
+        _ => 2,
+    });
+    order
 }
 
 /// Copies a range of a message that consists of parts.

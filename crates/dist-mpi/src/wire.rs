@@ -29,11 +29,11 @@ pub(crate) const IN_FLIGHT_MAX: usize = 4;
 /// The purpose of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The first part of a message: fingerprint, length, channel; then bytes.
+    /// The first part of a message: fingerprint, length or frame, channel; then bytes.
     First,
     /// A further part of the message whose first part came last on the same channel.
     Next,
-    /// The receiver of a channel has taken this many bytes.
+    /// The receiver of a channel has taken this many bytes, or clears an announced message.
     Credit,
     /// The sender has left a channel.
     Goodbye,

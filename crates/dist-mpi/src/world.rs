@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bytemuck::cast_slice_mut;
+use dist_transport::announced::MatchedFrame;
 use dist_transport::cpu::CacheLine;
 use dist_transport::runtime::{Task, Unparker};
 use dist_transport::{Abort, AbortDecision, Cause, ChannelId, Fingerprint, Runtime};
@@ -102,6 +103,8 @@ struct Pair {
     uncredited: usize,
     /// Sent bytes that the receiver is not known to have taken.
     outstanding: usize,
+    /// The announced messages that the receiver has cleared, and whose bytes are not sent yet.
+    cleared: Vec<u64>,
     has_left: bool,
 }
 
@@ -214,12 +217,16 @@ impl World {
         match packet.kind {
             Kind::First | Kind::Next => return state.enqueue(from, packet, self.abort.get().is_some()),
             Kind::Credit => {
-                let bytes = usize::try_from(packet.header_number(0)).unwrap_or(usize::MAX);
+                let number = packet.header_number(0);
+                let bytes = usize::try_from(number).unwrap_or(usize::MAX);
                 if let Some(&place) = state.by_id.get(&packet.header_number(CHANNEL))
                     && let Some(channel) = &mut state.channels[place]
                 {
                     let pair = &mut channel.pairs[from];
-                    pair.outstanding = pair.outstanding.saturating_sub(bytes);
+                    match MatchedFrame::decode(number) {
+                        MatchedFrame::Clear(number) => pair.cleared.push(number),
+                        _ => pair.outstanding = pair.outstanding.saturating_sub(bytes),
+                    }
                 }
             }
             Kind::Goodbye => {
@@ -610,6 +617,21 @@ impl State {
             let taken = std::mem::take(&mut pair.uncredited);
             world.send_control(self, from, Kind::Credit, &channel_header(id, taken as u64), &[]);
         }
+    }
+
+    /// Lets the sender of an announced message send its bytes. The packet is not limited by credits, so it passes messages
+    /// that the sender has no room for.
+    pub(crate) fn send_clear(&mut self, world: &World, (place, to): (usize, usize), number: u64) {
+        let id = self.channels[place].as_ref().expect("an endpoint has a channel").id;
+        let header = channel_header(id, MatchedFrame::Clear(number).encode());
+        world.send_control(self, to, Kind::Credit, &header, &[]);
+    }
+
+    /// Returns `true` if the receiver has cleared the announced message with this number, and forgets that.
+    pub(crate) fn take_clear(&mut self, (place, to): (usize, usize), number: u64) -> bool {
+        let cleared = &mut self.pair(place, to).cleared;
+        let index = cleared.iter().position(|&cleared| cleared == number);
+        index.is_some_and(|index| cleared.swap_remove(index) == number)
     }
 
     /// Returns a peer of these that has sent a message which was not received.

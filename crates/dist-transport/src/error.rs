@@ -20,6 +20,8 @@ pub enum Activity {
     Send,
     /// Receiving from a peer.
     Receive,
+    /// Waiting until a receive of a peer matches a long message.
+    Match,
 }
 
 impl Activity {
@@ -27,7 +29,7 @@ impl Activity {
     const fn longer(self) -> &'static str {
         match self {
             Self::Rendezvous => "set a longer time with Config::with_timeout",
-            Self::Connect | Self::Send | Self::Receive => "set a longer time with set_timeout",
+            Self::Connect | Self::Send | Self::Receive | Self::Match => "set a longer time with set_timeout",
         }
     }
 }
@@ -39,6 +41,7 @@ impl std::fmt::Display for Activity {
             Self::Connect => "connecting",
             Self::Send => "sending",
             Self::Receive => "receiving",
+            Self::Match => "waiting for a receive that matches",
         })
     }
 }

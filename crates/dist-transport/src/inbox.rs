@@ -13,6 +13,11 @@ use crate::runtime::Unparker;
 /// [`memory`](Self::memory), and calls [`complete`](Self::complete). If nothing is awaited before a message is
 /// complete, a later call to [`exchange_matched`](crate::Transport::exchange_matched) goes on with it. The inbox of that
 /// call then returns the same memory, with the bytes that have arrived.
+///
+/// The bytes of a message longer than [`KEPT_MESSAGE_BYTES_MAX`](crate::KEPT_MESSAGE_BYTES_MAX) stay with its sender
+/// first: the transport calls [`announce`](Self::announce) instead of `accept`. Other messages of the peer follow
+/// meanwhile. When the inbox wants the bytes, the transport asks the peer for them, and calls
+/// [`begin_announced`](Self::begin_announced) before they arrive.
 pub trait Inbox {
     /// Returns the ranks of the group whose messages are awaited at the beginning, each once.
     fn sources(&self) -> &[usize];
@@ -28,6 +33,25 @@ pub trait Inbox {
     /// # Errors
     /// The reason why the message is refused. The job is then aborted.
     fn accept(&mut self, from: usize, call: &Fingerprint, len: usize) -> Result<(), Refusal>;
+
+    /// Takes the announcement of the next message of this rank, which has this fingerprint and this length in bytes.
+    /// Numbers count the announced messages of a rank from 0. Returns `true` if the inbox wants the bytes now.
+    ///
+    /// # Errors
+    /// As for [`accept`](Self::accept).
+    fn announce(&mut self, from: usize, call: &Fingerprint, len: usize, number: u64)
+    -> Result<bool, Refusal>;
+
+    /// Returns an announced message that the inbox has come to want between two calls, as its sender and its number. The
+    /// transport asks at the beginning of a call, until it gets `None`. Each message is returned once.
+    fn next_wanted(&mut self) -> Option<(usize, u64)>;
+
+    /// Begins to receive a wanted message: [`memory`](Self::memory) is asked for next.
+    fn begin_announced(&mut self, from: usize, number: u64);
+
+    /// Returns `true` if the inbox accepts another message of this rank that is not awaited. A rank that waits until a
+    /// receiver wants an announced message may have to receive other messages of it first.
+    fn keeps(&self, from: usize) -> bool;
 
     /// Returns the fingerprint and the memory of the next message of this rank, if both are known before it arrives. A
     /// message with this fingerprint and the length of the memory is then [accepted](Self::accept) into this memory.

@@ -5,6 +5,7 @@
 compile_error!("dist-transport needs Unix sockets and poll: Windows is not supported");
 
 mod abort;
+pub mod announced;
 #[cfg(any(feature = "tcp", feature = "sim"))]
 mod bookkeeping;
 #[cfg(feature = "tcp")]
@@ -43,6 +44,7 @@ mod wait;
 mod warning;
 
 pub use abort::{Abort, AbortDecision, Cause, Chain, CircularWait};
+pub use announced::KEPT_MESSAGE_BYTES_MAX;
 pub use channel::ChannelId;
 pub use error::{Activity, Error, Result};
 pub use fingerprint::Fingerprint;

@@ -94,9 +94,14 @@ pub trait Transport: Send + fmt::Debug {
     /// a message before it decides where the bytes go. Returns as soon as everything is sent and nothing more is
     /// awaited.
     ///
-    /// Messages to one peer are sent in the order of the list. A send never waits for its receiver to enter a
-    /// call, only for it to take the bytes. To report waits, the transport uses the call of
-    /// [`begin`](Transport::begin).
+    /// Messages to one peer are sent in the order of the list. A message of at most
+    /// [`KEPT_MESSAGE_BYTES_MAX`](crate::KEPT_MESSAGE_BYTES_MAX) bytes never waits for its receiver to enter a call, only
+    /// for it to take the bytes. A longer one is [announced](Inbox::announce), and waits until the inbox of its receiver
+    /// wants the bytes. Later messages to the same peer are sent meanwhile, and this rank's inbox gets those that the
+    /// peer sends, if it [keeps](Inbox::keeps) more of them. If nothing wants the bytes by the deadline, the error is a
+    /// timeout of [`Activity::Match`](crate::Activity::Match).
+    ///
+    /// To report waits, the transport uses the call of [`begin`](Transport::begin).
     ///
     /// The inbox may [pause](Inbox::pause) the call, which then returns early. Messages that were not reported as
     /// [sent](Inbox::sent) may have been sent in part. The next call must get them again, in the same order, before

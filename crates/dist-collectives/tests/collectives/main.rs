@@ -24,6 +24,7 @@ mod half_means;
 mod hosts;
 mod independent_messages;
 mod logical;
+mod long_messages;
 mod messages;
 mod mismatches;
 mod native;

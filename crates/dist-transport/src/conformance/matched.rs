@@ -3,46 +3,96 @@
 use std::collections::VecDeque;
 
 use crate::{
-    Abort, Activity, Cause, Error, Fingerprint, Inbox, Interrupt, LazyDeadline, Outgoing, Pause, Rank,
-    Refusal, Result, Traffic, Transport,
+    Abort, Activity, Cause, Error, Fingerprint, Inbox, Interrupt, KEPT_MESSAGE_BYTES_MAX, LazyDeadline,
+    Outgoing, Pause, Rank, Refusal, Result, Traffic, Transport,
 };
 
 use super::backend::{Backend, Fabric};
 use super::calls::{await_abort, pass_round, payload, soon};
 
-/// The lengths of the messages that every rank sends to every rank. Two are long, so that no rank can send
-/// everything before it receives.
-const LENGTHS: [usize; 5] = [400_001, 0, 100_000, 1, 300_000];
+/// The length of a message that is announced.
+pub(super) const LONG: usize = KEPT_MESSAGE_BYTES_MAX + 1;
+
+/// The lengths of the messages that every rank sends to every rank. One is announced, and two more are so long that no
+/// rank can send everything before it receives.
+const LENGTHS: [usize; 6] = [400_001, 0, LONG, 100_000, 1, 300_000];
+
+/// Returns the lengths of the messages in a world of this size. In a large one no message is announced, since they would be
+/// too many bytes.
+fn lengths(world_size: usize) -> [usize; 6] {
+    let longest = if world_size > 2 { 500_000 } else { LONG };
+    LENGTHS.map(|len| len.min(longest))
+}
 
 /// An inbox that takes this many messages of each rank.
-struct Collected {
-    awaited: Vec<usize>,
-    sources: Vec<usize>,
-    messages: Vec<Vec<(Fingerprint, Vec<u8>)>>,
+pub(super) struct Collected {
+    pub(super) awaited: Vec<usize>,
+    pub(super) sources: Vec<usize>,
+    pub(super) messages: Vec<Vec<(Fingerprint, Vec<u8>)>>,
     /// The calls and the memory that the next messages of each rank are expected to have.
-    expected: Vec<VecDeque<(Fingerprint, Vec<u8>)>>,
-    arriving: Vec<bool>,
-    refusal: Option<Refusal>,
-    pause: Pause,
-    pauses_at_deadline: bool,
-    interrupt: Option<Interrupt>,
+    pub(super) expected: Vec<VecDeque<(Fingerprint, Vec<u8>)>>,
+    /// The places of the messages that are arriving, in the lists of messages.
+    pub(super) arriving: Vec<Option<usize>>,
+    /// The announced messages of each rank without their bytes: their numbers, and their places.
+    pub(super) announced: Vec<Vec<(u64, usize)>>,
+    /// `true` if announced messages are wanted at once.
+    pub(super) wants: bool,
+    /// Announced messages that are wanted by the next call, as their senders and numbers.
+    pub(super) wanted: Vec<(usize, u64)>,
+    /// The number of messages that are kept and not awaited.
+    pub(super) room: usize,
+    pub(super) refusal: Option<Refusal>,
+    pub(super) pause: Pause,
+    pub(super) pauses_at_deadline: bool,
+    pub(super) interrupt: Option<Interrupt>,
     /// The positions of the messages that are sent.
-    sent: Vec<usize>,
+    pub(super) sent: Vec<usize>,
 }
 
 impl Collected {
-    fn new(awaited: &[usize]) -> Self {
+    pub(super) fn new(awaited: &[usize]) -> Self {
         Self {
             awaited: awaited.to_vec(),
             sources: (0..awaited.len()).filter(|&from| awaited[from] > 0).collect(),
             messages: vec![Vec::new(); awaited.len()],
             expected: vec![VecDeque::new(); awaited.len()],
-            arriving: vec![false; awaited.len()],
+            arriving: vec![None; awaited.len()],
+            announced: vec![Vec::new(); awaited.len()],
+            wants: true,
+            wanted: Vec::new(),
+            room: 0,
             refusal: None,
             pause: Pause::Never,
             pauses_at_deadline: false,
             interrupt: None,
             sent: Vec::new(),
+        }
+    }
+}
+
+impl Collected {
+    /// Adds a message, and returns its place.
+    fn add(&mut self, from: usize, call: &Fingerprint, len: usize) -> Result<usize, Refusal> {
+        assert!(self.arriving[from].is_none(), "the last message of rank {from} is not complete");
+        assert!(self.awaits(from) || self.keeps(from), "no message of rank {from} is awaited");
+        if let Some(refusal) = self.refusal {
+            return Err(refusal);
+        }
+        let expected = self.expected[from].pop_front();
+        let is_expected = |(expected, memory): &(_, Vec<_>)| expected == call && memory.len() == len;
+        self.messages[from].push(expected.filter(is_expected).unwrap_or_else(|| (*call, vec![0; len])));
+        Ok(self.messages[from].len() - 1)
+    }
+
+    /// Awaits an announced message with this length in bytes.
+    pub(super) fn want(&mut self, from: usize, number: u64, len: usize) {
+        let announced = self.announced[from].iter().find(|(announced, _)| *announced == number);
+        let &(_, place) = announced.unwrap_or_else(|| panic!("message {number} was not announced"));
+        self.messages[from][place].1.resize(len, 0);
+        self.wanted.push((from, number));
+        self.awaited[from] += 1;
+        if !self.sources.contains(&from) {
+            self.sources.push(from);
         }
     }
 }
@@ -61,16 +111,37 @@ impl Inbox for Collected {
     }
 
     fn accept(&mut self, from: usize, call: &Fingerprint, len: usize) -> Result<(), Refusal> {
-        assert!(!self.arriving[from], "the last message of rank {from} is not complete");
-        assert!(self.awaits(from), "no message of rank {from} is awaited");
-        if let Some(refusal) = self.refusal {
-            return Err(refusal);
-        }
-        self.arriving[from] = true;
-        let expected = self.expected[from].pop_front();
-        let is_expected = |(expected, memory): &(_, Vec<_>)| expected == call && memory.len() == len;
-        self.messages[from].push(expected.filter(is_expected).unwrap_or_else(|| (*call, vec![0; len])));
+        let place = self.add(from, call, len)?;
+        self.arriving[from] = Some(place);
         Ok(())
+    }
+
+    fn announce(
+        &mut self,
+        from: usize,
+        call: &Fingerprint,
+        len: usize,
+        number: u64,
+    ) -> Result<bool, Refusal> {
+        assert!(len > KEPT_MESSAGE_BYTES_MAX, "a message of {len} bytes is not announced");
+        let place = self.add(from, call, if self.wants { len } else { 0 })?;
+        self.announced[from].push((number, place));
+        Ok(self.wants)
+    }
+
+    fn next_wanted(&mut self) -> Option<(usize, u64)> {
+        self.wanted.pop()
+    }
+
+    fn begin_announced(&mut self, from: usize, number: u64) {
+        let announced = &mut self.announced[from];
+        let index = announced.iter().position(|(announced, _)| *announced == number);
+        let (_, place) = announced.remove(index.expect("the message was announced"));
+        self.arriving[from] = Some(place);
+    }
+
+    fn keeps(&self, _: usize) -> bool {
+        self.room > 0
     }
 
     fn next_memory(&mut self, from: usize) -> Option<(Fingerprint, &mut [u8])> {
@@ -78,13 +149,16 @@ impl Inbox for Collected {
     }
 
     fn memory(&mut self, from: usize) -> &mut [u8] {
-        assert!(self.arriving[from], "no message of rank {from} was accepted");
-        &mut self.messages[from].last_mut().unwrap().1
+        let place = self.arriving[from].unwrap_or_else(|| panic!("no message of rank {from} was accepted"));
+        &mut self.messages[from][place].1
     }
 
     fn complete(&mut self, from: usize) {
-        assert!(std::mem::take(&mut self.arriving[from]), "no message of rank {from} was accepted");
-        self.awaited[from] -= 1;
+        assert!(self.arriving[from].take().is_some(), "no message of rank {from} was accepted");
+        match &mut self.awaited[from] {
+            0 => self.room -= 1,
+            awaited => *awaited -= 1,
+        }
     }
 
     fn sent(&mut self, position: usize) {
@@ -109,14 +183,14 @@ impl Inbox for Collected {
 }
 
 /// Returns the call of a message.
-fn call_of(from: Rank, message: usize) -> Fingerprint {
+pub(super) fn call_of(from: Rank, message: usize) -> Fingerprint {
     let mut call = [0; Fingerprint::SIZE];
     call[40..42].copy_from_slice(&[from.index(), message].map(|number| u8::try_from(number).unwrap()));
     Fingerprint(call)
 }
 
 /// Returns a transport of the whole group for matched messages.
-fn matched(transport: &mut dyn Transport) -> Box<dyn Transport> {
+pub(super) fn matched(transport: &mut dyn Transport) -> Box<dyn Transport> {
     let all: Vec<usize> = (0..transport.rank().world_size()).collect();
     transport.fork(&all).unwrap().unwrap()
 }
@@ -148,8 +222,9 @@ pub(super) fn matched_messages_arrive_whole_and_in_order_with_their_calls(fabric
         let program = move |mut transport: Box<dyn Transport>| {
             let mut transport = matched(&mut *transport);
             let (rank, due) = (transport.rank(), soon(&*transport));
+            let lengths = lengths(world_size);
             let bytes: Vec<_> =
-                LENGTHS.iter().enumerate().map(|(message, &len)| payload(rank, message, len)).collect();
+                lengths.iter().enumerate().map(|(message, &len)| payload(rank, message, len)).collect();
             let parts: Vec<_> = bytes.iter().map(|bytes| bytes.split_at(bytes.len() / 3)).collect();
             let parts: Vec<_> = parts.iter().map(|&(head, tail)| [head, tail]).collect();
             let sends = (0..world_size).flat_map(|to| {
@@ -168,7 +243,7 @@ pub(super) fn matched_messages_arrive_whole_and_in_order_with_their_calls(fabric
                 for (message, (call, bytes)) in messages.iter().enumerate() {
                     assert_eq!(*call, call_of(from, message));
                     assert!(
-                        *bytes == payload(from, message, LENGTHS[message]),
+                        *bytes == payload(from, message, lengths[message]),
                         "message {message} of {from:?}"
                     );
                 }

@@ -33,6 +33,7 @@
 #![allow(clippy::unwrap_used, reason = "a promise that is broken ends in a panic")]
 
 mod aborts;
+mod announced;
 mod backend;
 mod calls;
 mod errors;
@@ -141,6 +142,12 @@ macro_rules! conformance {
                 matched_messages_are_counted_and_unread_until_they_are_received
                 an_exchange_that_pauses_goes_on_in_the_next_call
                 a_wait_for_a_matched_message_ends_when_another_thread_interrupts_it
+            }
+            announced {
+                a_long_matched_message_waits_for_its_receive_and_later_ones_pass_it
+                a_sender_of_a_long_matched_message_keeps_messages_of_its_receiver
+                a_long_matched_message_that_nothing_wants_ends_in_time_and_names_its_receiver
+                ranks_that_wait_for_the_receives_of_each_other_are_told_soon
             }
             native {
                 collectives_of_a_library_have_the_result_of_all_ranks

@@ -143,7 +143,15 @@ impl RankResult for Cause {
 }
 
 rank_result_as! {
-    Activity as bool: |value| *value == Self::Receive, |receives| if receives { Self::Receive } else { Self::Send };
+    Activity as u64: |value| match value {
+        Self::Receive => 0,
+        Self::Match => 1,
+        _ => 2,
+    }, |number| match number {
+        0 => Self::Receive,
+        1 => Self::Match,
+        _ => Self::Send,
+    };
 }
 
 /// An error that no promise compares is decoded as one of the system, with the text of the original.

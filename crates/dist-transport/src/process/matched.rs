@@ -6,15 +6,29 @@
 //! the secondary to the primary link, it sends a marker on both. So the higher rank reads the secondary link up to the
 //! marker, and the primary link from then on. One link for both directions matters: the two fastboxes of shared memory go
 //! back and forth on it, and TCP acknowledges a message with the reply.
+//!
+//! A long message is announced, and waits for its clear:
+//!
+//! | sender | receiver |
+//! |---|---|
+//! | sends the announcement in its place among its messages | notes it in its place, or matches a receive at once |
+//! | sends later messages, and reads the link from the receiver | receives them |
+//! | | sends the clear when a receive has matched the message |
+//! | sends the body before all messages that it has not begun | receives the body into the memory of the receive |
+//!
+//! A clear and a body go before messages that were not begun, so that they do not wait behind messages that their receiver
+//! has no room for. Only a body is offered as a single copy, so the offer is taken by a rank that waits for it. A call that
+//! fails while a message waits for its clear aborts the job; nothing refers to the memory of the message then.
 
+use crate::announced::{AnnouncedMessages, MatchedFrame};
 use crate::bootstrap::failure::PeerError;
 use crate::link::counts::MessageCounts;
-use crate::link::message::{Inbound, LinkError, NextHeader, Outbound, READ_AHEAD_BYTES};
+use crate::link::message::{Inbound, LinkError, NextHeader, Outbound, READ_AHEAD_BYTES, length_of};
 use crate::link::peer_link::PeerLink;
 use crate::link::staging_buffer::StagingBuffer;
 use crate::{Activity, Fingerprint, Inbox, Refusal, Traffic};
 
-use super::process_transport::{Waits, receiving};
+use super::process_transport::{Waits, receiving, sending};
 
 /// The use of the secondary link of a pair of ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,20 +50,46 @@ pub(super) struct MatchedPeer {
     pub(super) arrivals_seen: u64,
     message: Inbound,
     state: MessageState,
-    /// The messages to the peer that were begun before a call paused, and markers, each with its link.
+    /// The frames to the peer that were not sent completely when a call paused, and the messages that wait for their
+    /// clears, in the order of their links.
     pub(super) unsent: Vec<UnsentMessage>,
+    /// The number of messages to the peer that were announced.
+    pub(super) announcements_sent: u64,
+    /// The announced messages of the peer.
+    pub(super) announced: AnnouncedMessages,
+    /// The announced messages of the peer that an inbox wants, without a clear yet.
+    pub(super) wanted: Vec<u64>,
+    /// The messages to the peer that it has cleared.
+    pub(super) cleared: Vec<u64>,
     /// `true` if the peer has left, and all its messages were received.
     pub(super) has_left: bool,
     /// Bytes of the primary and the secondary link that were received with a header.
     read_ahead: [StagingBuffer; 2],
 }
 
-/// A message, or a marker, that was not sent completely when a call paused.
+/// A frame that was not sent completely when a call paused, or an announced message that waits for its clear.
 #[derive(Debug)]
 pub(super) struct UnsentMessage {
     pub(super) link: usize,
     pub(super) message: Outbound,
-    pub(super) is_marker: bool,
+    pub(super) kind: FrameKind,
+    /// The place of the message among the unsent messages to the peer; `None` for a frame that is no part of a message.
+    pub(super) ordinal: Option<usize>,
+}
+
+/// The kind of an outgoing frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FrameKind {
+    /// A marker of the change to the primary link.
+    Marker,
+    Clear,
+    /// A whole message.
+    Message,
+    /// The announcement of a message.
+    Announcement,
+    /// The message with this number, which was announced and waits for its clear. It is no frame.
+    Announced(u64),
+    Body,
 }
 
 /// The state of the next message of a peer.
@@ -57,8 +97,8 @@ pub(super) struct UnsentMessage {
 enum MessageState {
     /// Its header was not read.
     Unread,
-    /// It has this call and this length. No inbox has accepted it.
-    Announced(Fingerprint, usize),
+    /// It has this header. No inbox has accepted it.
+    Read(MatchedFrame, Fingerprint),
     /// An inbox has accepted it.
     Accepted,
 }
@@ -95,6 +135,10 @@ impl MatchedPeer {
             message: Inbound::any(),
             state: MessageState::Unread,
             unsent: Vec::new(),
+            announcements_sent: 0,
+            announced: AnnouncedMessages::default(),
+            wanted: Vec::new(),
+            cleared: Vec::new(),
             has_left: false,
             read_ahead: [READ_AHEAD_BYTES; 2].map(StagingBuffer::with_limit),
         }
@@ -113,10 +157,11 @@ impl MatchedPeer {
         pair.primary()
     }
 
-    /// Reads the header of the next message, which `inbox` awaits if there is one. Returns `true` if it is known.
+    /// Reads the header of the next message, which `inbox` awaits if there is one. Keeps clears that come before it. Returns
+    /// `true` if it is known.
     fn read_header(
         &mut self,
-        pair: Pair,
+        (pair, counts): (Pair, &MessageCounts),
         links: &mut [Option<PeerLink>],
         mut inbox: Option<&mut dyn Inbox>,
     ) -> Result<bool, LinkError> {
@@ -135,8 +180,8 @@ impl MatchedPeer {
             };
             match self.message.read_header(link, read_ahead, inbox) {
                 Ok(None) => return Ok(false),
-                Ok(Some(NextHeader::Message(call, len))) => {
-                    self.state = MessageState::Announced(call, len);
+                Ok(Some(NextHeader::Frame(frame, call))) => {
+                    self.take_header((pair, counts), frame, call)?;
                     if may_be_secondary {
                         self.secondary = Secondary::Retired;
                     }
@@ -156,56 +201,92 @@ impl MatchedPeer {
         Ok(true)
     }
 
-    /// Returns `true` if a message has arrived that was not received completely.
-    pub(super) fn has_unread(&mut self, pair: Pair, links: &mut [Option<PeerLink>]) -> bool {
-        self.read_header(pair, links, None).unwrap_or(false)
+    /// Takes the header of a frame.
+    fn take_header(
+        &mut self,
+        (pair, counts): (Pair, &MessageCounts),
+        frame: MatchedFrame,
+        call: Fingerprint,
+    ) -> Result<(), LinkError> {
+        match frame {
+            MatchedFrame::Clear(number) if number < self.announcements_sent => {
+                counts.record_received(pair.peer);
+                self.cleared.push(number);
+            }
+            MatchedFrame::Clear(_) => return Err(LinkError::Garbage),
+            _ => self.state = MessageState::Read(frame, call),
+        }
+        Ok(())
     }
 
-    /// Receives the bytes of the next message that have arrived, if the inbox awaits it.
+    /// Returns `true` if a message has arrived that was not received completely.
+    pub(super) fn has_unread(
+        &mut self,
+        (pair, counts): (Pair, &MessageCounts),
+        links: &mut [Option<PeerLink>],
+    ) -> bool {
+        self.read_header((pair, counts), links, None).unwrap_or(false)
+    }
+
+    /// Receives the bytes of the next message that have arrived, if the inbox awaits it, or if a message to this peer waits
+    /// for its clear.
     pub(super) fn pull(
         &mut self,
         (pair, links): (Pair, &mut [Option<PeerLink>]),
-        inbox: &mut dyn Inbox,
+        (inbox, awaits_clear): (&mut dyn Inbox, bool),
         staging: &mut StagingBuffer,
         (counts, traffic): (&MessageCounts, &mut Traffic),
         waits: &mut Waits,
     ) -> Result<bool, PeerError> {
         let from = pair.peer;
-        if !inbox.awaits(from) {
+        if !inbox.awaits(from) && !awaits_clear {
             return Ok(false);
         }
-        let (moved, is_complete) = match self.pull_message((pair, links), inbox, staging) {
-            Err(LinkError::Goodbye) if self.has_left && inbox.peer_left(from) => return Ok(true),
+        if !self.is_read(pair, inbox) {
+            waits.push((Activity::Match, pair.primary()));
+            return Ok(false);
+        }
+        let (moved, is_complete) = match self.pull_message((pair, counts), links, inbox, staging) {
+            Err(LinkError::Goodbye) if self.has_left && inbox.awaits(from) && inbox.peer_left(from) => {
+                return if awaits_clear { Err(sending(from)(LinkError::Goodbye)) } else { Ok(true) };
+            }
+            Err(error) if !inbox.awaits(from) => return Err(sending(from)(error)),
             pulled => pulled.map_err(receiving(from))?,
         };
         if is_complete {
             counts.record_received(from);
             traffic.count(None, Some(self.message.length()));
-            if !inbox.awaits(from) {
-                return Ok(true);
-            }
+        }
+        if moved && !inbox.awaits(from) && !awaits_clear {
+            return Ok(true);
         }
         self.await_more(pair, links, waits);
         Ok(moved)
     }
 
+    /// Returns `true` if the next message of the peer may be received: the inbox awaits it, or has room to keep it.
+    fn is_read(&self, pair: Pair, inbox: &dyn Inbox) -> bool {
+        inbox.awaits(pair.peer) || inbox.keeps(pair.peer) || matches!(self.state, MessageState::Accepted)
+    }
+
     /// Returns two flags: something was received, and the message is complete.
     fn pull_message(
         &mut self,
-        (pair, links): (Pair, &mut [Option<PeerLink>]),
+        (pair, counts): (Pair, &MessageCounts),
+        links: &mut [Option<PeerLink>],
         inbox: &mut dyn Inbox,
         staging: &mut StagingBuffer,
     ) -> Result<(bool, bool), LinkError> {
         let from = pair.peer;
         let mut moved = false;
         if !matches!(self.state, MessageState::Accepted) {
-            if !self.read_header(pair, links, Some(&mut *inbox))? {
+            if !self.read_header((pair, counts), links, Some(&mut *inbox))? {
                 return Ok((false, false));
             }
-            if let MessageState::Announced(call, len) = self.state {
-                inbox.accept(from, &call, len).map_err(|refusal| refused(refusal, call, len))?;
+            if !self.accept(from, inbox)? {
+                counts.record_received(from);
+                return Ok((true, false));
             }
-            self.state = MessageState::Accepted;
             moved = true;
         }
         if !self.message.done() {
@@ -220,6 +301,33 @@ impl MatchedPeer {
         self.state = MessageState::Unread;
         inbox.complete(from);
         Ok((true, true))
+    }
+
+    /// Lets an inbox accept the message whose header was read. Returns `false` if it was announced, and no bytes follow.
+    fn accept(&mut self, from: usize, inbox: &mut dyn Inbox) -> Result<bool, LinkError> {
+        match std::mem::replace(&mut self.state, MessageState::Accepted) {
+            MessageState::Read(MatchedFrame::Message(_), call) => {
+                let len = self.message.length();
+                inbox.accept(from, &call, len).map_err(|refusal| refused(refusal, call, len))?;
+            }
+            MessageState::Read(MatchedFrame::Announcement(len), call) => {
+                self.state = MessageState::Unread;
+                let len = length_of(len)?;
+                let number = self.announced.add(len);
+                let accepted = inbox.announce(from, &call, len, number);
+                if accepted.map_err(|refusal| refused(refusal, call, len))? {
+                    self.wanted.push(number);
+                }
+                return Ok(false);
+            }
+            MessageState::Read(MatchedFrame::Body(number), _) => {
+                self.message.expect(self.announced.take(number).ok_or(LinkError::Garbage)?);
+                inbox.begin_announced(from, number);
+            }
+            MessageState::Read(MatchedFrame::Clear(_), _) | MessageState::Unread | MessageState::Accepted => {
+            }
+        }
+        Ok(true)
     }
 
     /// Adds the links on which the next bytes of the peer can arrive to `waits`.

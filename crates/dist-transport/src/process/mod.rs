@@ -8,6 +8,7 @@
 #[cfg(all(feature = "shm", target_os = "linux"))]
 mod group_agreement;
 mod matched;
+mod matched_outbound;
 mod process_transport;
 #[cfg(all(feature = "shm", target_os = "linux"))]
 mod with_shared_memory;

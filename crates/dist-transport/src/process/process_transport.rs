@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustix::event::PollFd;
 use smallvec::SmallVec;
 
+use crate::announced::MatchedFrame;
 use crate::bookkeeping::{self, CallHistory};
 use crate::bootstrap::abort_state::Waker;
 use crate::bootstrap::channels::ForkPath;
@@ -34,7 +35,8 @@ use crate::{
     Transport,
 };
 
-use super::matched::{MatchedPeer, Pair, Secondary, UnsentMessage, refused};
+use super::matched::{FrameKind, MatchedPeer, Pair, Secondary, UnsentMessage, refused};
+use super::matched_outbound::{MatchedOutbound, insert_early, unmatched};
 
 #[cfg(all(feature = "shm", target_os = "linux"))]
 use std::sync::atomic::Ordering;
@@ -549,42 +551,143 @@ impl ProcessTransport {
         due: &LazyDeadline<'_>,
     ) -> Result<(), PeerError> {
         let me = self.rank.index();
-        let mut outbound = self.matched_outbound(sends, inbox, due)?;
-        let sources: Few<usize> = inbox.sources().iter().copied().filter(|&from| from != me).collect();
+        let single_copy = pays_single_copy_matched(sends, inbox);
+        let mut outbound = self.matched_outbound(sends, (inbox, single_copy), due)?;
+        let mut sources: Few<usize> = inbox.sources().iter().copied().filter(|&from| from != me).collect();
+        for (_, send) in sends.iter().filter(|(_, send)| MatchedFrame::announces(send.len())) {
+            if send.to != me && !sources.contains(&send.to) {
+                sources.push(send.to);
+            }
+        }
+        while let Some((from, number)) = inbox.next_wanted() {
+            self.matched[from].wanted.push(number);
+        }
         let interrupt = inbox.interrupt();
         let (mut waiting, mut waits) = (WaitState { interrupt, ..WaitState::default() }, Waits::new());
         loop {
+            self.send_clears(&mut outbound, &sources, due)?;
             waits.clear();
             waiting.may_end_otherwise = inbox.pauses_at_deadline();
             let moved = self.move_matched(&mut outbound, (&sources, &mut *inbox), &mut waits)?;
-            if waits.is_empty() {
+            let has_more = self.begin_bodies(&mut outbound, (&sources, single_copy), due)?;
+            if waits.is_empty() && !has_more {
                 break;
             }
             let pauses = match inbox.pause() {
                 Pause::Never => false,
-                Pause::WhenIdle => !moved && !self.take_arrivals(&waits)?,
+                Pause::WhenIdle => !moved && !has_more && !self.take_arrivals(&waits)?,
                 Pause::Now => true,
             };
             if pauses {
                 break;
             }
+            if has_more {
+                continue;
+            }
             match self.wait(&waits, moved, &mut waiting, due) {
                 Err(PeerError { link_error: LinkError::TimedOut, .. }) if inbox.pauses_at_deadline() => break,
-                waited => waited?,
+                Err(peer_error) => {
+                    return Err(unmatched(peer_error, &outbound, inbox, self.rank.world_size()));
+                }
+                Ok(()) => {}
             }
         }
-        self.keep_unsent(outbound);
+        self.keep_unsent(sends, outbound);
         waiting.long.end(&self.membership.session, self.channel, &self.calls);
         Ok(())
     }
 
-    /// Keeps the state of messages that were sent in part when a call pauses.
-    fn keep_unsent(&mut self, outbound: Few<MatchedOutbound<'_>>) {
-        for MatchedOutbound { link, message, position, .. } in outbound {
-            let is_marker = position.is_none();
-            if !message.done() && (is_marker || message.has_begun()) {
+    /// Adds the clears of the announced messages of these peers that the inbox wants.
+    fn send_clears<'a>(
+        &mut self,
+        outbound: &mut Few<MatchedOutbound<'a>>,
+        sources: &[usize],
+        due: &LazyDeadline<'_>,
+    ) -> Result<(), PeerError> {
+        for &peer in sources {
+            for number in std::mem::take(&mut self.matched[peer].wanted) {
+                if self.matched[peer].announced.clear(number) {
+                    let link = self.present_link(peer, due)?;
+                    let message = Outbound::frame(MatchedFrame::Clear(number), 0, &Fingerprint::NONE);
+                    insert_early(
+                        outbound,
+                        MatchedOutbound { link, parts: &[], message, kind: FrameKind::Clear, position: None },
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins to send the announced messages that these peers have cleared. Returns `true` if there are any, or if there
+    /// are messages to be cleared.
+    fn begin_bodies<'a>(
+        &mut self,
+        outbound: &mut Few<MatchedOutbound<'a>>,
+        (sources, single_copy): (&[usize], bool),
+        due: &LazyDeadline<'_>,
+    ) -> Result<bool, PeerError> {
+        let mut has_more = false;
+        for &peer in sources {
+            has_more |= !self.matched[peer].wanted.is_empty();
+            for number in std::mem::take(&mut self.matched[peer].cleared) {
+                let is_cleared = |outbound: &MatchedOutbound<'_>| {
+                    outbound.kind == FrameKind::Announced(number) && self.peer_of(outbound.link) == peer
+                };
+                let Some(index) = outbound.iter().position(is_cleared) else {
+                    self.matched[peer].cleared.push(number);
+                    continue;
+                };
+                let MatchedOutbound { parts, position, .. } = outbound.remove(index);
+                let link = self.present_link(peer, due)?;
+                let length = parts.iter().map(|part| part.len()).sum();
+                let message = Outbound::frame(MatchedFrame::Body(number), length, &Fingerprint::NONE);
+                let message = message.single_copy_if(single_copy);
+                insert_early(
+                    outbound,
+                    MatchedOutbound { link, parts, message, kind: FrameKind::Body, position },
+                );
+                has_more = true;
+            }
+        }
+        Ok(has_more)
+    }
+
+    /// Returns the link on which this rank sends to a peer now. Opens it if necessary, but does not change to another one.
+    fn present_link(&mut self, peer: usize, due: &LazyDeadline<'_>) -> Result<usize, PeerError> {
+        let pair = self.pair(peer);
+        if !pair.is_higher() && self.matched[peer].secondary == Secondary::InUse {
+            return Ok(pair.secondary());
+        }
+        self.outgoing_link(peer, due).map(|(link, _)| link)
+    }
+
+    /// Keeps the state of messages that were not sent completely when a call pauses.
+    fn keep_unsent(&mut self, sends: &[(Fingerprint, Outgoing<'_>)], outbound: Few<MatchedOutbound<'_>>) {
+        if outbound.iter().all(MatchedOutbound::is_done) {
+            return;
+        }
+        let mut is_unsent = vec![false; sends.len()];
+        for position in
+            outbound.iter().filter(|outbound| !outbound.is_done()).filter_map(|outbound| outbound.position)
+        {
+            is_unsent[position] = true;
+        }
+        for outbound in outbound {
+            let MatchedOutbound { link, message, kind, position, .. } = outbound;
+            let is_kept = match kind {
+                FrameKind::Message | FrameKind::Announcement => !message.done() && message.has_begun(),
+                FrameKind::Announced(_) => true,
+                FrameKind::Marker | FrameKind::Clear | FrameKind::Body => !message.done(),
+            };
+            if is_kept {
                 let peer = self.peer_of(link);
-                self.matched[peer].unsent.push(UnsentMessage { link, message, is_marker });
+                let is_before = |(index, (_, send)): &(usize, &(Fingerprint, Outgoing<'_>))| {
+                    send.to == peer && is_unsent[*index]
+                };
+                let ordinal =
+                    position.map(|position| sends[..position].iter().enumerate().filter(is_before).count());
+                self.matched[peer].unsent.push(UnsentMessage { link, message, kind, ordinal });
             }
         }
     }
@@ -593,44 +696,68 @@ impl ProcessTransport {
     fn matched_outbound<'a>(
         &mut self,
         sends: &'a [(Fingerprint, Outgoing<'a>)],
-        inbox: &dyn Inbox,
+        (inbox, single_copy): (&dyn Inbox, bool),
         due: &LazyDeadline<'_>,
     ) -> Result<Few<MatchedOutbound<'a>>, PeerError> {
         let me = self.rank.index();
-        let sent: usize = sends.iter().map(|(_, send)| send.len()).sum();
-        let single_copy = sent >= SINGLE_COPY_BYTES_MIN && inbox.awaited_bytes() >= sent;
         let mut outbound = Few::new();
+        let peers = sends.iter().map(|(_, send)| send.to).chain(inbox.sources().iter().copied());
+        peers
+            .filter(|&peer| peer != me)
+            .try_for_each(|peer| self.resume_unsent(sends, peer, &mut outbound))?;
+        let resumed: Few<usize> = outbound.iter().filter_map(|outbound| outbound.position).collect();
         for (position, (call, send)) in sends.iter().enumerate().filter(|(_, (_, send))| send.to != me) {
-            let (parts, position) = (send.parts, Some(position));
-            let mut begun = None;
-            for UnsentMessage { link, message, is_marker } in
-                std::mem::take(&mut self.matched[send.to].unsent)
-            {
-                if is_marker {
-                    outbound.push(MatchedOutbound { link, parts: &[], message, position: None });
-                } else {
-                    begun = Some(MatchedOutbound { link, parts, message, position });
-                }
-            }
-            if let Some(begun) = begun {
-                outbound.push(begun);
+            if resumed.contains(&position) {
                 continue;
             }
             let (link, needs_markers) = self.outgoing_link(send.to, due)?;
             if needs_markers {
                 for link in [self.pair(send.to).secondary(), link] {
-                    outbound.push(MatchedOutbound {
-                        link,
-                        parts: &[],
-                        message: Outbound::moved(),
-                        position: None,
-                    });
+                    let message = Outbound::moved();
+                    let kind = FrameKind::Marker;
+                    outbound.push(MatchedOutbound { link, parts: &[], message, kind, position: None });
                 }
             }
-            let message = Outbound::new(send.len(), call).single_copy_if(single_copy);
-            outbound.push(MatchedOutbound { link, parts, message, position });
+            let (len, position) = (send.len(), Some(position));
+            let (message, kind) = if MatchedFrame::announces(len) {
+                let frame = MatchedFrame::Announcement(len as u64);
+                (Outbound::frame(frame, 0, call), FrameKind::Announcement)
+            } else {
+                (Outbound::new(len, call).single_copy_if(single_copy), FrameKind::Message)
+            };
+            outbound.push(MatchedOutbound { link, parts: send.parts, message, kind, position });
         }
         Ok(outbound)
+    }
+
+    /// Continues the frames to a peer that were not sent completely when the last call paused. Fails if the caller does not
+    /// send their messages again.
+    fn resume_unsent<'a>(
+        &mut self,
+        sends: &'a [(Fingerprint, Outgoing<'a>)],
+        peer: usize,
+        outbound: &mut Few<MatchedOutbound<'a>>,
+    ) -> Result<(), PeerError> {
+        let unsent = &mut self.matched[peer].unsent;
+        if unsent.is_empty() {
+            return Ok(());
+        }
+        let positions: Vec<usize> = (0..sends.len()).filter(|&index| sends[index].1.to == peer).collect();
+        if positions.is_empty() && unsent.iter().any(|unsent| unsent.ordinal.is_some()) {
+            return Ok(());
+        }
+        for UnsentMessage { link, message, kind, ordinal } in std::mem::take(unsent) {
+            let position = ordinal.map(|ordinal| positions.get(ordinal).copied());
+            let (position, parts) = match position {
+                None => (None, &[][..]),
+                Some(Some(position)) => (Some(position), sends[position].1.parts),
+                Some(None) => {
+                    return Err(sending(peer)(LinkError::Own(io::ErrorKind::InvalidInput.into())));
+                }
+            };
+            outbound.push(MatchedOutbound { link, parts, message, kind, position });
+        }
+        Ok(())
     }
 
     /// Moves the bytes of matched messages that can move without waiting.
@@ -649,17 +776,21 @@ impl ProcessTransport {
                 return Ok(moved);
             }
             let pushed = outbound.push((ranks, links, counts), staging, waits)?;
-            if let Some(position) = outbound.position.filter(|_| outbound.message.done()) {
-                traffic.count(Some(outbound.message.length()), None);
-                inbox.sent(position);
+            if outbound.message.done() {
+                outbound.complete((ranks, matched), traffic, inbox);
             }
             Ok(pushed || moved)
         });
         let moved = pushed.and_then(|pushed| {
+            let announces = outbound.iter().any(|outbound| outbound.announced_to(ranks).is_some());
             sources.iter().try_fold(pushed, |moved, &from| {
                 let pair = Pair { me, peer: from, ranks };
+                let awaits_clear =
+                    announces && outbound.iter().any(|outbound| outbound.announced_to(ranks) == Some(from));
                 let peer = &mut matched[from];
-                Ok(peer.pull((pair, links), inbox, staging, (counts, traffic), waits)? || moved)
+                let pulled =
+                    peer.pull((pair, links), (inbox, awaits_clear), staging, (counts, traffic), waits)?;
+                Ok(pulled || moved)
             })
         });
         std::mem::forget(abort_on_unwind);
@@ -1113,8 +1244,10 @@ impl Transport for ProcessTransport {
             self.links.iter_mut().position(|link| link.as_mut().is_some_and(PeerLink::has_message))
         } else {
             let (me, ranks) = (self.rank.index(), self.rank.world_size());
-            let Self { matched, links, .. } = self;
-            (0..ranks).find(|&peer| peer != me && matched[peer].has_unread(Pair { me, peer, ranks }, links))
+            let Self { matched, links, counts, .. } = self;
+            let mut has_unread =
+                |peer: usize| matched[peer].has_unread((Pair { me, peer, ranks }, counts), links);
+            (0..ranks).find(|&peer| peer != me && has_unread(peer))
         };
         unread.or_else(|| {
             let arrivals = &self.membership.session.arrivals;
@@ -1195,43 +1328,6 @@ impl Drop for ProcessTransport {
     }
 }
 
-/// A matched message to another rank, or a marker.
-struct MatchedOutbound<'a> {
-    link: usize,
-    parts: &'a [&'a [u8]],
-    message: Outbound,
-    /// The position in the list of sends; `None` for a marker, which is no message.
-    position: Option<usize>,
-}
-
-impl MatchedOutbound<'_> {
-    /// Sends as much as the link takes.
-    #[inline]
-    fn push(
-        &mut self,
-        (ranks, links, counts): (usize, &mut [Option<PeerLink>], &MessageCounts),
-        staging: &mut StagingBuffer,
-        waits: &mut Waits,
-    ) -> Result<bool, PeerError> {
-        let Self { link, parts, message, position } = self;
-        // A message on the same link that was not sent completely goes first.
-        if message.done() || waits.contains(&(Activity::Send, *link)) {
-            return Ok(false);
-        }
-        let peer = if *link < ranks { *link } else { *link - ranks };
-        let Some(open) = &mut links[*link] else { return Ok(false) };
-        let had_begun = message.has_begun();
-        let moved = message.push(open, staging, parts).map_err(sending(peer))?;
-        if position.is_some() && !had_begun && message.has_begun() {
-            counts.record_sent(peer);
-        }
-        if !message.done() {
-            waits.push((Activity::Send, *link));
-        }
-        Ok(moved)
-    }
-}
-
 /// The unfinished messages of an exchange: first the sends, then the receives, each with its link.
 pub(super) type Waits = SmallVec<[(Activity, usize); 2]>;
 
@@ -1256,7 +1352,7 @@ struct WaitState {
 const WITHOUT_WAKER: Duration = Duration::from_millis(10);
 
 /// A list with one element for each of a few peers, without an allocation.
-type Few<T> = SmallVec<[T; 4]>;
+pub(super) type Few<T> = SmallVec<[T; 4]>;
 
 impl WaitState {
     /// Returns a waker without pending notifications, if the system can make one.
@@ -1287,6 +1383,12 @@ fn pays_single_copy<'a, 'b: 'a>(
     let received: usize = receives.clone().map(|receive| receive.len).sum();
     received >= sent.max(SINGLE_COPY_BYTES_MIN)
         && receives.all(|receive| matches!(receive.sink, Sink::Into(_)))
+}
+
+/// Returns `true` if matched messages may be sent as single copies, as [`pays_single_copy`] says.
+fn pays_single_copy_matched(sends: &[(Fingerprint, Outgoing<'_>)], inbox: &dyn Inbox) -> bool {
+    let sent: usize = sends.iter().map(|(_, send)| send.len()).sum();
+    sent >= SINGLE_COPY_BYTES_MIN && inbox.awaited_bytes() >= sent
 }
 
 /// Sends as much of a message as the link takes.
@@ -1351,7 +1453,7 @@ pub(super) fn unconnected(peer: usize) -> impl Fn(LinkError) -> PeerError {
     move |link_error| PeerError { activity: Activity::Connect, peer, link_error }
 }
 
-fn sending(peer: usize) -> impl Fn(LinkError) -> PeerError {
+pub(super) fn sending(peer: usize) -> impl Fn(LinkError) -> PeerError {
     move |link_error| PeerError { activity: Activity::Send, peer, link_error }
 }
 
@@ -1374,7 +1476,7 @@ fn sleep(
     limit: Duration,
 ) -> io::Result<()> {
     let mut prepare_sleep = |&(activity, peer): &(Activity, usize)| {
-        links[peer].as_mut().is_none_or(|link| link.prepare_sleep(activity))
+        activity == Activity::Match || links[peer].as_mut().is_none_or(|link| link.prepare_sleep(activity))
     };
     let may_sleep = waits.iter().all(&mut prepare_sleep);
     let woken = if may_sleep { watch(session, links, waits, waker, limit) } else { Ok(()) };
@@ -1399,7 +1501,8 @@ fn watch(
     let mut watched: SmallVec<[PollFd<'_>; WATCHED_INLINE]> = SmallVec::new();
     watched.push(session.abort_state.watch());
     watched.extend(waker.map(Waker::watch));
-    for &(activity, peer) in waits {
+    // A rank that has no room for messages of a peer does not read its link.
+    for &(activity, peer) in waits.iter().filter(|(activity, _)| *activity != Activity::Match) {
         if let Some(link) = &links[peer] {
             link.watch(activity, &mut watched);
         }

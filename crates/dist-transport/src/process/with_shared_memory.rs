@@ -12,7 +12,7 @@ use crate::native::NativeCollectives;
 use crate::shm_group::ShmGroup;
 use crate::{
     Abort, Allocation, Cause, Chain, Combine, Error, Fingerprint, Inbox, Incoming, LazyDeadline, Outgoing,
-    Result, Runtime, Sink, Traffic, Transport,
+    Result, Runtime, Sink, StartedCount, Traffic, Transport,
 };
 
 /// A transport that adds shared memory between the ranks of each host to another transport, which carries the

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::announced::MatchedFrame;
 use crate::bookkeeping::HEADER_BYTES;
 use crate::cpu::CacheLine;
 use crate::{Fingerprint, Outgoing};
@@ -11,6 +12,8 @@ use crate::{Fingerprint, Outgoing};
 pub(super) struct SimMessage {
     /// The call that the sender was in.
     pub(super) call: Fingerprint,
+    /// The meaning of a matched message.
+    pub(super) frame: MatchedFrame,
     lines: Vec<CacheLine>,
     len: usize,
     /// The effect of a changed byte on its header, if it has one.
@@ -39,7 +42,12 @@ impl SimMessage {
             head.copy_from_slice(part);
             rest = tail;
         }
-        Self { call, lines, len, spoilt: None }
+        Self { call, frame: MatchedFrame::Message(len as u64), lines, len, spoilt: None }
+    }
+
+    /// Creates a frame of a matched message.
+    pub(super) fn of_frame(frame: MatchedFrame, call: Fingerprint, outgoing: Outgoing<'_>) -> Self {
+        Self { frame, ..Self::new(call, outgoing) }
     }
 
     /// Changes one bit of one byte. Bytes are counted as TCP sends them, modulo their number: 8 bytes of
@@ -48,6 +56,9 @@ impl SimMessage {
         let payload: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len];
         match byte % (HEADER_BYTES + payload.len()) {
             0..8 => self.spoilt = Some(Spoilt::Garbage),
+            8..16 if self.frame != MatchedFrame::Message(self.len as u64) => {
+                self.spoilt = Some(Spoilt::Garbage)
+            }
             byte @ 8..16 => self.spoilt = Some(Spoilt::Length(self.len as u64 ^ 1 << (8 * (byte - 8)))),
             byte @ 16..HEADER_BYTES => self.call.0[byte - 16] ^= 1,
             byte => payload[byte - HEADER_BYTES] ^= 1,

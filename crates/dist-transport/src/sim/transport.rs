@@ -13,6 +13,7 @@ use super::sim_shm_group::SimShmGroup;
 use super::store::SimStore;
 use super::waiting::WaitTarget;
 use super::world::World;
+use crate::announced::{AnnouncedMessages, MatchedFrame};
 use crate::bookkeeping::{self, CallHistory};
 use crate::check::{check_all, check_exchange, check_matched, check_peer};
 use crate::runtime::Unparker;
@@ -42,9 +43,33 @@ pub struct SimTransport {
     children: u64,
     calls: CallHistory,
     traffic: Traffic,
-    /// The receivers of the matched messages that were in the network, and not sent, when a call paused.
-    queued: Vec<usize>,
+    /// The matched messages that were not sent when a call paused.
+    queued: Vec<SimUnsentMessage>,
+    /// The announced messages of each pair of ranks. Empty before the first call for matched messages.
+    matched: Vec<SimMatchedPeer>,
     shm_group: Option<Box<SimShmGroup>>,
+}
+
+/// A matched message that is not sent.
+#[derive(Debug, Clone, Copy)]
+struct SimUnsentMessage {
+    /// The position in the list of sends.
+    position: usize,
+    to: usize,
+    /// The number of its announcement if it waits for its clear. Otherwise it is in the network, and waits for room.
+    announced: Option<u64>,
+}
+
+/// The announced messages from and to one peer.
+#[derive(Debug, Default)]
+struct SimMatchedPeer {
+    announcements_sent: u64,
+    /// The announced messages of the peer.
+    announced: AnnouncedMessages,
+    /// The announced messages of the peer that an inbox wants, without a clear yet.
+    wanted: Vec<u64>,
+    /// The messages to the peer that it has cleared.
+    cleared: Vec<u64>,
 }
 
 /// The result of a wait for matched messages.
@@ -68,6 +93,9 @@ enum RoomStep {
 /// The time that a call takes which looks for messages and does not wait.
 const POLL: Duration = Duration::from_micros(1);
 
+/// The time between two looks of a rank that nothing wakes.
+const WITHOUT_WAKER: Duration = Duration::from_millis(10);
+
 impl SimTransport {
     pub(super) fn enter(
         world: Arc<World>,
@@ -88,6 +116,7 @@ impl SimTransport {
             calls: CallHistory::NONE,
             traffic: Traffic::default(),
             queued: Vec::new(),
+            matched: Vec::new(),
             shm_group: None,
         };
         transport.fabric().enter(transport.own_end(), &transport.members);
@@ -162,8 +191,11 @@ impl SimTransport {
 
     /// Sends a message that belongs to this call.
     fn send_in(&self, call: Fingerprint, outgoing: Outgoing<'_>) -> Result<()> {
-        let peer = outgoing.to;
-        match self.send_of(SimMessage::new(call, outgoing), peer) {
+        self.send_message(SimMessage::new(call, outgoing), outgoing.to)
+    }
+
+    fn send_message(&self, message: SimMessage, peer: usize) -> Result<()> {
+        match self.send_of(message, peer) {
             Sent::Queued => Ok(()),
             Sent::Left => Err(self.closed(Activity::Send, peer)),
             Sent::Aborted(abort) => Err(Error::Aborted(abort)),
@@ -230,49 +262,91 @@ impl SimTransport {
         inbox: &mut dyn Inbox,
         deadline: Deadline,
     ) -> Result<()> {
+        self.matched.resize_with(self.rank.world_size(), SimMatchedPeer::default);
         let mut unsent = Vec::new();
         for (position, &(call, outgoing)) in sends.iter().enumerate() {
-            match self.queued.iter().position(|&to| to == outgoing.to) {
-                Some(queued) => drop(self.queued.remove(queued)),
-                None => {
-                    self.send_in(call, outgoing)?;
-                    self.traffic.count(Some(outgoing.len()), None);
-                }
-            }
-            match self.world.window {
-                Some(_) => unsent.push((position, outgoing.to)),
-                None => inbox.sent(position),
-            }
+            let to = outgoing.to;
+            let queued = self.queued.iter().position(|queued| queued.to == to);
+            let begun = match queued.map(|queued| self.queued.remove(queued)) {
+                Some(queued) => Some(SimUnsentMessage { position, ..queued }),
+                None => self.begin_send(position, call, outgoing, inbox)?,
+            };
+            unsent.extend(begun);
         }
         let mut awaited = inbox.sources().to_vec();
-        let moved = self.move_until_paused(&mut unsent, &mut awaited, inbox, deadline);
-        self.queued.extend(unsent.into_iter().map(|(_, to)| to));
+        while let Some((from, number)) = inbox.next_wanted() {
+            self.matched[from].wanted.push(number);
+        }
+        let moved = self.move_until_paused(sends, &mut unsent, &mut awaited, inbox, deadline);
+        self.queued.extend(unsent);
         moved
     }
 
-    /// Receives messages, and waits until there is room for the unsent ones, which are in the network.
+    /// Sends a message, or announces it. Returns it if it is not sent.
+    fn begin_send(
+        &mut self,
+        position: usize,
+        call: Fingerprint,
+        outgoing: Outgoing<'_>,
+        inbox: &mut dyn Inbox,
+    ) -> Result<Option<SimUnsentMessage>> {
+        let (to, len) = (outgoing.to, outgoing.len());
+        if to != self.rank.index() && MatchedFrame::announces(len) {
+            let nothing = Outgoing { to, parts: &[] };
+            self.send_frame(MatchedFrame::Announcement(len as u64), call, nothing)?;
+            let number = self.matched[to].announcements_sent;
+            self.matched[to].announcements_sent += 1;
+            return Ok(Some(SimUnsentMessage { position, to, announced: Some(number) }));
+        }
+        self.send_in(call, outgoing)?;
+        self.traffic.count(Some(len), None);
+        Ok(self.await_room(position, to, inbox))
+    }
+
+    /// Returns a message in the network if it counts as sent only when there is room for it.
+    fn await_room(&self, position: usize, to: usize, inbox: &mut dyn Inbox) -> Option<SimUnsentMessage> {
+        if self.world.window.is_none() {
+            inbox.sent(position);
+            return None;
+        }
+        Some(SimUnsentMessage { position, to, announced: None })
+    }
+
+    fn send_frame(&self, frame: MatchedFrame, call: Fingerprint, outgoing: Outgoing<'_>) -> Result<()> {
+        self.send_message(SimMessage::of_frame(frame, call, outgoing), outgoing.to)
+    }
+
+    /// Receives messages, and waits until there is room for the unsent ones, which are in the network or announced.
     fn move_until_paused(
         &mut self,
-        unsent: &mut Vec<(usize, usize)>,
+        sends: &[(Fingerprint, Outgoing<'_>)],
+        unsent: &mut Vec<SimUnsentMessage>,
         awaited: &mut Vec<usize>,
         inbox: &mut dyn Inbox,
         deadline: Deadline,
     ) -> Result<()> {
         loop {
+            self.send_cleared(sends, unsent, inbox)?;
+            self.send_clears()?;
             awaited.retain(|&from| inbox.awaits(from));
             if inbox.pause() == Pause::Now || (awaited.is_empty() && unsent.is_empty()) {
                 self.fabric().stop_waiting(self.own_end());
                 return Ok(());
             }
-            if !awaited.is_empty() {
+            let mut read = awaited.clone();
+            for to in unsent.iter().filter(|unsent| unsent.announced.is_some()).map(|unsent| unsent.to) {
+                if !read.contains(&to) && inbox.keeps(to) {
+                    read.push(to);
+                }
+            }
+            if !read.is_empty() {
                 self.runtime.interleave();
             }
-            match self.wait_for_any_message(unsent, awaited, inbox, deadline)? {
+            match self.wait_for_any_message(unsent, &read, inbox, deadline)? {
                 MatchedStep::Arrived(peer) => {
                     let message = self.fabric().take(self.own_end(), peer);
                     let message = message.expect("only this transport takes what is sent to it");
-                    self.deliver_matched(peer, &message, inbox)?;
-                    self.traffic.count(None, Some(message.len()));
+                    self.take_frame(peer, &message, inbox)?;
                 }
                 MatchedStep::Again => {}
                 MatchedStep::Paused => return Ok(()),
@@ -280,36 +354,112 @@ impl SimTransport {
         }
     }
 
-    fn deliver_matched(&self, peer: usize, message: &SimMessage, inbox: &mut dyn Inbox) -> Result<()> {
+    /// Sends the announced messages that their receivers have cleared.
+    fn send_cleared(
+        &mut self,
+        sends: &[(Fingerprint, Outgoing<'_>)],
+        unsent: &mut Vec<SimUnsentMessage>,
+        inbox: &mut dyn Inbox,
+    ) -> Result<()> {
+        for peer in 0..self.matched.len() {
+            for number in std::mem::take(&mut self.matched[peer].cleared) {
+                let is_cleared =
+                    |unsent: &SimUnsentMessage| unsent.to == peer && unsent.announced == Some(number);
+                let Some(index) = unsent.iter().position(is_cleared) else {
+                    self.matched[peer].cleared.push(number);
+                    continue;
+                };
+                let (position, (_, outgoing)) = (unsent[index].position, sends[unsent[index].position]);
+                self.send_frame(MatchedFrame::Body(number), Fingerprint::NONE, outgoing)?;
+                self.traffic.count(Some(outgoing.len()), None);
+                match self.await_room(position, peer, inbox) {
+                    Some(begun) => unsent[index] = begun,
+                    None => drop(unsent.remove(index)),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Clears the announced messages that the inbox wants.
+    fn send_clears(&mut self) -> Result<()> {
+        for peer in 0..self.matched.len() {
+            for number in std::mem::take(&mut self.matched[peer].wanted) {
+                if self.matched[peer].announced.clear(number) {
+                    let nothing = Outgoing { to: peer, parts: &[] };
+                    self.send_frame(MatchedFrame::Clear(number), Fingerprint::NONE, nothing)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a frame that has arrived.
+    fn take_frame(&mut self, peer: usize, message: &SimMessage, inbox: &mut dyn Inbox) -> Result<()> {
         let garbage = || Err(self.fail(peer, Cause::Protocol, |peer| Error::Garbage { peer }));
-        let (ours, theirs) = (self.call(), message.call);
         let got = match message.spoilt {
             Some(Spoilt::Garbage) => return garbage(),
             Some(Spoilt::Length(got)) => got,
             None => message.len() as u64,
         };
-        match inbox.accept(peer, &theirs, usize::try_from(got).unwrap_or(usize::MAX)) {
-            // The bytes after the message would be taken for a header.
-            Ok(()) if got != message.len() as u64 => garbage(),
-            Ok(()) => {
-                inbox.memory(peer).copy_from_slice(message.bytes());
-                inbox.complete(peer);
-                Ok(())
+        match message.frame {
+            MatchedFrame::Message(_) => {
+                let accepted = inbox.accept(peer, &message.call, usize::try_from(got).unwrap_or(usize::MAX));
+                accepted.map_err(|refusal| self.refused(peer, message.call, got, refusal))?;
+                // The bytes after the message would be taken for a header.
+                if got != message.len() as u64 {
+                    return garbage();
+                }
+                self.deliver_matched(peer, message, inbox);
             }
-            Err(Refusal::Mismatch) => {
+            MatchedFrame::Announcement(len) => {
+                let number = self.matched[peer].announced.add(usize::try_from(len).unwrap_or(usize::MAX));
+                let wanted =
+                    inbox.announce(peer, &message.call, usize::try_from(len).unwrap_or(usize::MAX), number);
+                if wanted.map_err(|refusal| self.refused(peer, message.call, len, refusal))? {
+                    self.matched[peer].wanted.push(number);
+                }
+            }
+            MatchedFrame::Clear(number) if number >= self.matched[peer].announcements_sent => {
+                return garbage();
+            }
+            MatchedFrame::Clear(number) => self.matched[peer].cleared.push(number),
+            MatchedFrame::Body(number) => {
+                let len = self.matched[peer].announced.take(number);
+                if len != Some(message.len()) {
+                    return Err(self.fail(peer, Cause::Protocol, |peer| Error::Garbage { peer }));
+                }
+                inbox.begin_announced(peer, number);
+                self.deliver_matched(peer, message, inbox);
+            }
+        }
+        Ok(())
+    }
+
+    fn deliver_matched(&mut self, peer: usize, message: &SimMessage, inbox: &mut dyn Inbox) {
+        inbox.memory(peer).copy_from_slice(message.bytes());
+        inbox.complete(peer);
+        self.traffic.count(None, Some(message.len()));
+    }
+
+    /// Aborts the job because an inbox has refused a message.
+    fn refused(&self, peer: usize, theirs: Fingerprint, got: u64, refusal: Refusal) -> Error {
+        let ours = self.call();
+        match refusal {
+            Refusal::Mismatch => {
                 let error = |peer| Error::Mismatch { peer, ours, theirs };
-                Err(self.fail(peer, Cause::Mismatch { theirs }, error))
+                self.fail(peer, Cause::Mismatch { theirs }, error)
             }
-            Err(Refusal::Length(expected)) => {
+            Refusal::Length(expected) => {
                 let expected = expected as u64;
                 let error = |peer| Error::Length { peer, expected, got };
-                Err(self.fail(peer, Cause::Length { expected, got }, error))
+                self.fail(peer, Cause::Length { expected, got }, error)
             }
-            Err(Refusal::NoMemory) => {
+            Refusal::NoMemory => {
                 let source = std::io::ErrorKind::OutOfMemory.into();
                 let error = Error::System { activity: Activity::Receive, source };
                 self.give_up(Cause::gave_up(&error));
-                Err(error)
+                error
             }
         }
     }
@@ -317,17 +467,22 @@ impl SimTransport {
     /// Waits for a message of one of these peers, or until there is room for an unsent message.
     fn wait_for_any_message(
         &self,
-        unsent: &mut Vec<(usize, usize)>,
+        unsent: &mut Vec<SimUnsentMessage>,
         peers: &[usize],
         inbox: &mut dyn Inbox,
         deadline: Deadline,
     ) -> Result<MatchedStep> {
         let may_end_otherwise = inbox.pauses_at_deadline();
-        let on = match (peers, &unsent[..]) {
+        let in_network: Vec<usize> =
+            unsent.iter().filter(|unsent| unsent.announced.is_none()).map(|unsent| unsent.to).collect();
+        let on = match (peers, &in_network[..]) {
             (&[peer], []) if !may_end_otherwise => WaitTarget::Message(peer),
-            (&[], &[(_, peer)]) => WaitTarget::Room(peer),
-            (&[], &[(_, peer), ..]) | (&[peer, ..], _) => WaitTarget::AnyMessage(peer),
-            (&[], &[]) => return Ok(MatchedStep::Again),
+            (&[], &[peer]) if unsent.len() == 1 => WaitTarget::Room(peer),
+            (&[], &[peer, ..]) | (&[peer, ..], _) => WaitTarget::AnyMessage(peer),
+            (&[], &[]) => match unsent.first() {
+                Some(announced) => WaitTarget::AnyMessage(announced.to),
+                None => return Ok(MatchedStep::Again),
+            },
         };
         let interrupt = inbox.interrupt();
         loop {
@@ -336,8 +491,10 @@ impl SimTransport {
             for &peer in peers {
                 match self.look(peer, on)? {
                     Found::Nothing { look_again } => next = next.into_iter().chain(look_again).min(),
-                    Found::Left if inbox.peer_left(peer) => has_changed = true,
-                    Found::Left => return Err(self.closed(Activity::Receive, peer)),
+                    Found::Left => {
+                        self.take_left(peer, unsent, inbox)?;
+                        has_changed = true;
+                    }
                     _ => arrived.push(peer),
                 }
             }
@@ -363,29 +520,50 @@ impl SimTransport {
                     self.fabric().stop_waiting(self.own_end());
                     return Ok(MatchedStep::Paused);
                 }
-                return Err(match peers.first() {
+                return Err(match peers.iter().find(|&&peer| inbox.awaits(peer)) {
                     Some(&peer) => self.timeout(Activity::Receive, peer, deadline),
-                    None => self.timeout(Activity::Send, on.peer(), deadline),
+                    None if in_network.is_empty() => self.timeout(Activity::Match, on.peer(), deadline),
+                    None => self.timeout(Activity::Send, in_network[0], deadline),
                 });
+            }
+            if peers.is_empty() && in_network.is_empty() {
+                // Nothing wakes a rank that has no room for the messages of its receiver.
+                self.aborted().map_or(Ok(()), |abort| Err(Error::Aborted(abort)))?;
+                next = Some(self.world.clock.now() + WITHOUT_WAKER);
             }
             self.park_unless(interrupt.as_ref(), deadline, next);
         }
+    }
+
+    /// Handles that a peer has left.
+    fn take_left(&self, peer: usize, unsent: &[SimUnsentMessage], inbox: &mut dyn Inbox) -> Result<()> {
+        if inbox.awaits(peer) && !inbox.peer_left(peer) {
+            return Err(self.closed(Activity::Receive, peer));
+        }
+        if unsent.iter().any(|unsent| unsent.to == peer && unsent.announced.is_some()) {
+            return Err(self.closed(Activity::Send, peer));
+        }
+        Ok(())
     }
 
     /// Reports the unsent messages for which there is room now. Returns `true` if there are any, and the time of the next
     /// look.
     fn take_room(
         &self,
-        unsent: &mut Vec<(usize, usize)>,
+        unsent: &mut Vec<SimUnsentMessage>,
         on: WaitTarget,
         inbox: &mut dyn Inbox,
     ) -> Result<(bool, Option<Duration>)> {
         let (mut full, mut next) = (Vec::new(), None::<Duration>);
-        for &(position, peer) in &*unsent {
-            match self.look_for_room(peer, on)? {
-                RoomStep::Enough => inbox.sent(position),
+        for &message in &*unsent {
+            if message.announced.is_some() {
+                full.push(message);
+                continue;
+            }
+            match self.look_for_room(message.to, on)? {
+                RoomStep::Enough => inbox.sent(message.position),
                 RoomStep::Full { look_again } => {
-                    full.push((position, peer));
+                    full.push(message);
                     next = next.into_iter().chain(look_again).min();
                 }
             }

@@ -107,6 +107,9 @@ impl Engine {
         refused: Option<Claimant>,
         source: TransportError,
     ) -> Error {
+        if let Some(error) = self.not_received_in(part.sends, &source) {
+            return error;
+        }
         let in_question = match refused {
             Some(Claimant::Call(position)) => &part.receives[position..][..1],
             _ => &*part.receives,

@@ -2,7 +2,7 @@
 
 use dist_transport::{Fingerprint, Inbox, Interrupt, Pause, Refusal};
 
-use super::queue::{ArrivingMessage, Claimant, KeptMessage, MessageQueue, Probe};
+use super::queue::{ArrivingMessage, Claimant, KeptContent, KeptMessage, MessageQueue, Probe};
 use super::receive::{Destination, Receive};
 use crate::engine::outstanding::{ReceiveState, StartedReceive};
 use crate::{Call, ElementType};
@@ -79,26 +79,64 @@ impl Receives<'_, '_> {
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(len).map_err(|_| Refusal::NoMemory)?;
         bytes.resize(len, 0);
-        let size = call.element.map_or(1, ElementType::size);
-        let call = Call { count: (len / size) as u64, ..call };
-        let message = KeptMessage { call, bytes };
-        self.queues[from].arriving = Some(ArrivingMessage::Kept { message, claimed_by: None });
+        self.queues[from].arriving =
+            Some(ArrivingMessage::Kept { call: with_length(call, len), bytes, claimed_by: None });
         Ok(())
     }
 
-    /// Accepts a message for the receive of the call at this position.
-    pub(super) fn accept_for_call(
+    /// Keeps the announcement of a message that no receive matches.
+    fn keep_announced(&mut self, from: usize, call: Call, len: usize, number: u64) {
+        let content = KeptContent::Announced { number, len };
+        self.keep_complete(from, KeptMessage { call: with_length(call, len), content });
+    }
+
+    /// Keeps a message, and ends the probe that waits for it.
+    fn keep_complete(&mut self, from: usize, message: KeptMessage) {
+        let is_probed = self.probe.is_some_and(|probe| {
+            probe.from.is_none_or(|wanted| wanted == from) && message.call.tag() == Some(probe.tag)
+        });
+        if is_probed {
+            self.probe = None;
+            self.count_for_call();
+        }
+        self.queues[from].keep(message);
+    }
+
+    /// Returns the receive that takes a message of this rank, or the call of a message that no receive matches.
+    fn find_receive(&self, from: usize, call: &Fingerprint) -> Result<Result<Claimant, Call>, Refusal> {
+        if let Some(receive) = self.first(from, call) {
+            return Ok(Ok(receive));
+        }
+        let theirs = self.decode(call)?;
+        Ok(self.open(from, theirs.tag()).ok_or(theirs))
+    }
+
+    /// Prepares a receive for a message with this fingerprint and this length, which it takes.
+    fn prepare(
         &mut self,
-        position: usize,
+        receive: Claimant,
         from: usize,
+        call: &Fingerprint,
         len: usize,
     ) -> Result<(), Refusal> {
+        let accepted = match receive {
+            _ if self.expected(receive) != *call => Err(Refusal::Mismatch),
+            Claimant::Call(position) => self.accept_for_call(position, from, len),
+            Claimant::Started(id) => self.accept_for_started(id, from, len),
+        };
+        if accepted.is_err() {
+            self.refused = Some(receive);
+        }
+        accepted
+    }
+
+    /// Accepts a message for the receive of the call at this position.
+    fn accept_for_call(&mut self, position: usize, from: usize, len: usize) -> Result<(), Refusal> {
         let receive = &mut self.list[position];
         receive.accept(from, len)?;
         receive.is_open = false;
         let is_any = receive.from.is_none();
         self.close(from, is_any);
-        self.queues[from].arriving = Some(ArrivingMessage::Receive(position));
         Ok(())
     }
 
@@ -119,13 +157,20 @@ impl Receives<'_, '_> {
     }
 
     /// Accepts a message for the started receive with this number.
-    pub(super) fn accept_for_started(&mut self, id: u64, from: usize, len: usize) -> Result<(), Refusal> {
+    fn accept_for_started(&mut self, id: u64, from: usize, len: usize) -> Result<(), Refusal> {
         let receive = self.started(id);
         receive.accept(from, len)?;
         let is_any = receive.from.is_none();
         self.close(from, is_any);
-        self.queues[from].arriving = Some(ArrivingMessage::Started(id));
         Ok(())
+    }
+
+    /// Directs the bytes of the next message of this rank to a receive.
+    fn direct(&mut self, from: usize, receive: Claimant) {
+        self.queues[from].arriving = Some(match receive {
+            Claimant::Call(position) => ArrivingMessage::Receive(position),
+            Claimant::Started(id) => ArrivingMessage::Started(id),
+        });
     }
 
     /// Returns the fingerprint that a receive expects.
@@ -179,32 +224,61 @@ impl Inbox for Receives<'_, '_> {
 
     fn awaited_bytes(&self) -> usize {
         let len = |receive: &Receive<'_>| match &receive.destination {
-            Destination::Exact(memory) if receive.is_open => memory.len(),
+            Destination::Exact(memory) if !receive.is_complete => memory.len(),
             _ => 0,
         };
         self.list.iter().map(len).sum()
     }
 
     fn accept(&mut self, from: usize, call: &Fingerprint, len: usize) -> Result<(), Refusal> {
-        let receive = match self.first(from, call) {
-            Some(receive) => receive,
-            None => {
-                let theirs = self.decode(call)?;
-                match self.open(from, theirs.tag()) {
-                    Some(receive) => receive,
-                    None => return self.keep(from, theirs, len),
-                }
+        match self.find_receive(from, call)? {
+            Ok(receive) => {
+                self.prepare(receive, from, call, len)?;
+                self.direct(from, receive);
+                Ok(())
             }
-        };
-        let accepted = match receive {
-            _ if self.expected(receive) != *call => Err(Refusal::Mismatch),
-            Claimant::Call(position) => self.accept_for_call(position, from, len),
-            Claimant::Started(id) => self.accept_for_started(id, from, len),
-        };
-        if accepted.is_err() {
-            self.refused = Some(receive);
+            Err(theirs) => self.keep(from, theirs, len),
         }
-        accepted
+    }
+
+    fn announce(
+        &mut self,
+        from: usize,
+        call: &Fingerprint,
+        len: usize,
+        number: u64,
+    ) -> Result<bool, Refusal> {
+        match self.find_receive(from, call)? {
+            Ok(receive) => {
+                self.prepare(receive, from, call, len)?;
+                self.queues[from].claim(number, receive, true);
+                Ok(true)
+            }
+            Err(theirs) => {
+                self.keep_announced(from, theirs, len, number);
+                Ok(false)
+            }
+        }
+    }
+
+    fn next_wanted(&mut self) -> Option<(usize, u64)> {
+        self.queues.iter_mut().enumerate().find_map(|(from, queue)| {
+            let claimed = queue.claimed.iter_mut().find(|claimed| !claimed.is_requested)?;
+            claimed.is_requested = true;
+            Some((from, claimed.number))
+        })
+    }
+
+    fn begin_announced(&mut self, from: usize, number: u64) {
+        let claimed = &mut self.queues[from].claimed;
+        if let Some(index) = claimed.iter().position(|claimed| claimed.number == number) {
+            let receive = claimed.remove(index).claimed_by;
+            self.direct(from, receive);
+        }
+    }
+
+    fn keeps(&self, from: usize) -> bool {
+        !self.queues[from].is_full()
     }
 
     fn next_memory(&mut self, from: usize) -> Option<(Fingerprint, &mut [u8])> {
@@ -230,7 +304,7 @@ impl Inbox for Receives<'_, '_> {
                 let receive = self.started.iter_mut().find(|receive| receive.id == *id);
                 receive.map_or(&mut [], |receive| receive.memory.bytes_mut())
             }
-            Some(ArrivingMessage::Kept { message, .. }) => &mut message.bytes,
+            Some(ArrivingMessage::Kept { bytes, .. }) => bytes,
             None => &mut [],
         }
     }
@@ -242,23 +316,16 @@ impl Inbox for Receives<'_, '_> {
                 self.count_for_call();
             }
             Some(ArrivingMessage::Started(id)) => self.complete_started(id),
-            Some(ArrivingMessage::Kept { message, claimed_by: Some(Claimant::Call(position)) }) => {
-                self.list[position].fill(&message);
+            Some(ArrivingMessage::Kept { bytes, claimed_by: Some(Claimant::Call(position)), .. }) => {
+                self.list[position].fill(&bytes);
                 self.count_for_call();
             }
-            Some(ArrivingMessage::Kept { message, claimed_by: Some(Claimant::Started(id)) }) => {
-                self.started(id).memory.bytes_mut().copy_from_slice(&message.bytes);
+            Some(ArrivingMessage::Kept { bytes, claimed_by: Some(Claimant::Started(id)), .. }) => {
+                self.started(id).memory.bytes_mut().copy_from_slice(&bytes);
                 self.complete_started(id);
             }
-            Some(ArrivingMessage::Kept { message, claimed_by: None }) => {
-                let is_probed = self.probe.is_some_and(|probe| {
-                    probe.from.is_none_or(|wanted| wanted == from) && message.call.tag() == Some(probe.tag)
-                });
-                if is_probed {
-                    self.probe = None;
-                    self.count_for_call();
-                }
-                self.queues[from].keep(message);
+            Some(ArrivingMessage::Kept { call, bytes, claimed_by: None }) => {
+                self.keep_complete(from, KeptMessage { call, content: KeptContent::Bytes(bytes) });
             }
             None => {}
         }
@@ -310,4 +377,10 @@ impl Inbox for Receives<'_, '_> {
     fn interrupt(&self) -> Option<Interrupt> {
         self.beside.as_ref().map(|beside| beside.interrupt.clone())
     }
+}
+
+/// Returns the call of a message with its number of elements.
+fn with_length(call: Call, len: usize) -> Call {
+    let size = call.element.map_or(1, ElementType::size);
+    Call { count: (len / size) as u64, ..call }
 }

@@ -1,5 +1,6 @@
 //! Messages between two ranks, matched by their tags; the other ranks are not involved.
 
+mod announced;
 mod errors;
 mod inbox;
 mod progress;
@@ -16,7 +17,7 @@ use crate::{Call, ElementType, Message, Operation, Result};
 use inbox::Receives;
 use progress::{Ask, CallPart, list_sources};
 pub(crate) use queue::FoundMessage;
-use queue::{ArrivingMessage, MessageQueue, Probe};
+use queue::{ArrivingMessage, KeptContent, MessageQueue, Probe};
 pub(super) use queue::{Claimant, KeptMatch};
 use receive::Destination;
 pub(super) use receive::{ByteVector, Receive};
@@ -343,7 +344,8 @@ impl Engine {
         }
     }
 
-    /// Completes a receive if its message was kept. If its message is arriving to be kept, the receive claims it.
+    /// Completes a receive if its message was kept. If its message is arriving to be kept, or was announced, the receive
+    /// claims it.
     pub(super) fn match_kept(&mut self, claimant: Claimant, receive: &mut Receive<'_>) -> Result<KeptMatch> {
         let tag = receive.call.tag();
         let ranks = self.world_size();
@@ -355,14 +357,21 @@ impl Engine {
                 continue;
             }
             if let Some(kept) = queue.take(tag) {
-                self.check_fits(from, receive, &kept.call, kept.bytes.len())?;
-                receive.fill(&kept);
+                self.check_fits(from, receive, &kept.call, kept.len())?;
                 self.messages.record_sender(receive, ranks);
-                return Ok(KeptMatch::Filled);
+                return Ok(match kept.content {
+                    KeptContent::Bytes(bytes) => {
+                        receive.fill(&bytes);
+                        KeptMatch::Filled
+                    }
+                    KeptContent::Announced { number, .. } => {
+                        receive.is_open = false;
+                        self.messages.queues[from].claim(number, claimant, false);
+                        KeptMatch::Claimed
+                    }
+                });
             }
-            let arriving = queue.unclaimed().filter(|message| message.call.tag() == tag);
-            let arriving = arriving.map(|message| (message.call, message.bytes.len()));
-            let Some((call, len)) = arriving else { continue };
+            let Some((call, len)) = queue.unclaimed().filter(|(call, _)| call.tag() == tag) else { continue };
             self.check_fits(from, receive, &call, len)?;
             receive.is_open = false;
             self.messages.record_sender(receive, ranks);

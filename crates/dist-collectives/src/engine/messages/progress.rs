@@ -106,8 +106,11 @@ impl Engine {
         let to_send = of_started.iter().map(|&index| &started_sends[index]).zip(&parts);
         let mut sends: Vec<Send<'_>> =
             to_send.map(|(send, parts)| (send.encoded, Outgoing { to: send.to, parts })).collect();
-        let of_call: Vec<usize> =
-            (0..part.sends.len()).filter(|&index| takes_call && !part.is_sent[index]).collect();
+        // The transport gets all messages to a rank again, because it may have begun several of them.
+        let is_listed =
+            |to: usize| takes_call || of_started.iter().any(|&index| started_sends[index].to == to);
+        let is_sent_now = |&index: &usize| !part.is_sent[index] && is_listed(part.sends[index].1.to);
+        let of_call: Vec<usize> = (0..part.sends.len()).filter(is_sent_now).collect();
         sends.extend(of_call.iter().map(|&index| part.sends[index]));
         let beside = BesideStarted {
             interrupt,
@@ -200,6 +203,9 @@ impl Engine {
     #[cold]
     pub(super) fn fail_started_by(&mut self, owner: Option<u64>, source: TransportError) {
         let first = owner.and_then(|number| {
+            if let Some(error) = self.started_not_received(number, &source) {
+                return Some((number, error));
+            }
             let (receives, call) = self.started_calls(number);
             let call = call?;
             Some((number, self.message_error(&call, &receives, source)))
@@ -357,10 +363,11 @@ pub(super) fn list_all_sources(
         }
     }
     let is_probed = |from: usize| takes_call && part.ask.probe.is_some_and(|probe| probe.from == Some(from));
-    let is_arriving = |from: usize| match queues[from].arriving_started() {
-        Some(id) => started.iter().any(|receive| receive.id == id && is_moved(receive, only)),
-        None => takes_call && queues[from].is_receiving(),
+    let is_meant = |receive: Claimant| match receive {
+        Claimant::Started(id) => started.iter().any(|receive| receive.id == id && is_moved(receive, only)),
+        Claimant::Call(_) => takes_call,
     };
+    let is_arriving = |from: usize| queues[from].receivers().any(is_meant);
     let is_source = |from: &usize| is_any || queues[*from].open > 0 || is_probed(*from) || is_arriving(*from);
     sources.extend((first..first + ranks).map(|rank| rank % ranks).filter(is_source));
 }

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use crate::Call;
 
-/// The maximum number of bytes of one rank's messages that are kept for later receives. A longer message may exceed
-/// it if it is the only one.
+/// The maximum number of bytes of one rank's messages that are kept for later receives. The last message may exceed it, and
+/// those that arrive before the bytes of a claimed one.
 pub(crate) const KEPT_BYTES_MAX: usize = 64 << 20;
 
 /// The number of bytes that a kept message counts in addition to its elements, so that empty ones are bounded too.
@@ -25,6 +25,8 @@ pub(super) struct MessageQueue {
     pub(super) open: usize,
     /// The message that is arriving. A message that is kept may arrive in several calls.
     pub(super) arriving: Option<ArrivingMessage>,
+    /// The announced messages that receives have matched, and whose bytes are not arriving yet.
+    pub(super) claimed: Vec<ClaimedMessage>,
     /// `true` if the rank has left, as far as the current receive from any rank knows.
     pub(super) has_left: bool,
 }
@@ -33,7 +35,46 @@ pub(super) struct MessageQueue {
 pub(super) struct KeptMessage {
     /// The call of its sender.
     pub(super) call: Call,
-    pub(super) bytes: Vec<u8>,
+    pub(super) content: KeptContent,
+}
+
+/// The bytes of a kept message, or its announcement: then the sender has the bytes.
+#[derive(Debug)]
+pub(super) enum KeptContent {
+    Bytes(Vec<u8>),
+    Announced {
+        /// The number of the message among the announced ones of its sender.
+        number: u64,
+        /// Its length in bytes.
+        len: usize,
+    },
+}
+
+/// An announced message that a receive has matched.
+#[derive(Debug)]
+pub(super) struct ClaimedMessage {
+    pub(super) number: u64,
+    pub(super) claimed_by: Claimant,
+    /// `true` if the transport knows that the bytes are wanted.
+    pub(super) is_requested: bool,
+}
+
+impl KeptMessage {
+    /// Returns the length of the message in bytes.
+    pub(super) const fn len(&self) -> usize {
+        match &self.content {
+            KeptContent::Bytes(bytes) => bytes.len(),
+            KeptContent::Announced { len, .. } => *len,
+        }
+    }
+
+    /// Returns the number of bytes that the message counts in its queue.
+    const fn counted(&self) -> usize {
+        match &self.content {
+            KeptContent::Bytes(bytes) => bytes.len() + KEPT_OVERHEAD,
+            KeptContent::Announced { .. } => KEPT_OVERHEAD,
+        }
+    }
 }
 
 /// The destination of a message whose bytes are arriving.
@@ -44,7 +85,9 @@ pub(super) enum ArrivingMessage {
     /// The memory of the started receive with this number.
     Started(u64),
     Kept {
-        message: KeptMessage,
+        /// The call of its sender.
+        call: Call,
+        bytes: Vec<u8>,
         /// The receive that gets the message when it is complete.
         claimed_by: Option<Claimant>,
     },
@@ -64,7 +107,7 @@ pub(in crate::engine) enum KeptMatch {
     Nothing,
     /// The receive has its message.
     Filled,
-    /// Its message is arriving.
+    /// Its message is arriving, or its sender has the bytes.
     Claimed,
 }
 
@@ -95,7 +138,7 @@ impl MessageQueue {
     }
 
     pub(super) fn keep(&mut self, message: KeptMessage) {
-        self.kept_bytes += message.bytes.len() + KEPT_OVERHEAD;
+        self.kept_bytes += message.counted();
         self.kept.push_back(message);
     }
 
@@ -103,7 +146,7 @@ impl MessageQueue {
     pub(super) fn take(&mut self, tag: Option<u32>) -> Option<KeptMessage> {
         let position = self.kept.iter().position(|message| message.call.tag() == tag)?;
         let message = self.kept.remove(position)?;
-        self.kept_bytes -= message.bytes.len() + KEPT_OVERHEAD;
+        self.kept_bytes -= message.counted();
         Some(message)
     }
 
@@ -112,35 +155,33 @@ impl MessageQueue {
         self.kept.iter().find(|message| message.call.tag() == Some(tag))
     }
 
-    /// Returns the call of the message that is arriving to be kept, if no receive has claimed it.
-    pub(super) const fn unclaimed(&self) -> Option<&KeptMessage> {
+    /// Returns the call and the length of the message that is arriving to be kept, if no receive has claimed it.
+    pub(super) const fn unclaimed(&self) -> Option<(Call, usize)> {
         match &self.arriving {
-            Some(ArrivingMessage::Kept { message, claimed_by: None }) => Some(message),
+            Some(ArrivingMessage::Kept { call, bytes, claimed_by: None }) => Some((*call, bytes.len())),
             _ => None,
         }
     }
 
-    /// Returns `true` if the message that is arriving belongs to a receive.
-    pub(super) const fn is_receiving(&self) -> bool {
-        matches!(
-            self.arriving,
-            Some(
-                ArrivingMessage::Receive(_)
-                    | ArrivingMessage::Started(_)
-                    | ArrivingMessage::Kept { claimed_by: Some(_), .. }
-            )
-        )
+    /// Adds an announced message that a receive has matched.
+    pub(super) fn claim(&mut self, number: u64, claimed_by: Claimant, is_requested: bool) {
+        self.claimed.push(ClaimedMessage { number, claimed_by, is_requested });
     }
 
-    /// Returns the number of the started receive whose message is arriving.
-    pub(super) const fn arriving_started(&self) -> Option<u64> {
-        match self.arriving {
-            Some(
-                ArrivingMessage::Started(id)
-                | ArrivingMessage::Kept { claimed_by: Some(Claimant::Started(id)), .. },
-            ) => Some(id),
-            _ => None,
-        }
+    /// Returns `true` if a message that is arriving belongs to a receive, or if the bytes of an announced one do.
+    pub(super) fn is_receiving(&self) -> bool {
+        self.receivers().next().is_some()
+    }
+
+    /// Returns the receives whose messages are arriving, or whose messages were announced.
+    pub(super) fn receivers(&self) -> impl Iterator<Item = Claimant> + '_ {
+        let arriving = match self.arriving {
+            Some(ArrivingMessage::Receive(position)) => Some(Claimant::Call(position)),
+            Some(ArrivingMessage::Started(id)) => Some(Claimant::Started(id)),
+            Some(ArrivingMessage::Kept { claimed_by, .. }) => claimed_by,
+            None => None,
+        };
+        arriving.into_iter().chain(self.claimed.iter().map(|claimed| claimed.claimed_by))
     }
 
     /// Returns the calls of the oldest kept messages.

@@ -3,7 +3,6 @@
 use bytemuck::Pod;
 use dist_transport::{Fingerprint, Refusal};
 
-use super::queue::KeptMessage;
 use crate::Call;
 use crate::engine::MessageMemory;
 
@@ -90,9 +89,9 @@ impl<'a> Receive<'a> {
         self.destination.memory(self.received.1)
     }
 
-    /// Completes the receive with a message that was kept.
-    pub(super) fn fill(&mut self, message: &KeptMessage) {
-        self.memory().copy_from_slice(&message.bytes);
+    /// Completes the receive with the bytes of a message that were kept.
+    pub(super) fn fill(&mut self, bytes: &[u8]) {
+        self.memory().copy_from_slice(bytes);
         self.is_open = false;
         self.is_complete = true;
     }

@@ -7,6 +7,7 @@ use super::{
     COPIED_BYTES_MAX, GOODBYE, HEADER_BYTES, LinkError, MAGIC, MOVED, Magic, PUBLISH_BYTES_MAX,
     READ_AHEAD_BYTES, SEND_BYTES_MAX, SINGLE_COPY_MAGIC,
 };
+use crate::announced::MatchedFrame;
 use crate::cpu::CacheLine;
 use crate::link::peer_link::PeerLink;
 use crate::link::shm::{NextMessage, ShmLink};
@@ -29,8 +30,8 @@ enum MessageSource {
 /// The header of a message that its receiver matches.
 #[derive(Debug)]
 pub(crate) enum NextHeader {
-    /// A message of this call, with its length in bytes.
-    Message(Fingerprint, usize),
+    /// A frame with this fingerprint.
+    Frame(MatchedFrame, Fingerprint),
     /// A marker: later messages come on the other link of this pair of ranks.
     Moved,
 }
@@ -71,8 +72,8 @@ impl Inbound {
         Self::new(0, &Fingerprint::NONE).straight()
     }
 
-    /// Reads the header of the next message, and expects that message from then on. Returns `None` until the header has
-    /// arrived. Over a socket, the bytes after the header arrive with it: in the memory of the message if `inbox` knows
+    /// Reads the header of the next frame. If it is one of a message, expects that message from then on. Returns `None` until
+    /// the header has arrived. Over a socket, the bytes after the header arrive with it: in the memory of the message if `inbox` knows
     /// the memory of this rank's next message and it is long, and otherwise in `read_ahead`.
     pub(crate) fn read_header(
         &mut self,
@@ -96,12 +97,20 @@ impl Inbound {
             GOODBYE => Err(LinkError::Goodbye),
             MOVED => Ok(Some(NextHeader::Moved)),
             _ => {
-                let no_memory = || LinkError::Own(std::io::ErrorKind::OutOfMemory.into());
-                self.length = usize::try_from(length).map_err(|_| no_memory())?;
-                (self.filled, self.received, self.delivered) = (HEADER_BYTES, in_place, in_place);
-                Ok(Some(NextHeader::Message(call, self.length)))
+                let frame = MatchedFrame::decode(length);
+                if let MatchedFrame::Message(length) = frame {
+                    self.expect(length_of(length)?);
+                    (self.received, self.delivered) = (in_place, in_place);
+                }
+                Ok(Some(NextHeader::Frame(frame, call)))
             }
         }
+    }
+
+    /// Expects the bytes of a message with this length, whose header was read.
+    pub(crate) const fn expect(&mut self, length: usize) {
+        self.length = length;
+        (self.filled, self.received, self.delivered) = (HEADER_BYTES, 0, 0);
     }
 
     fn read_header_from_socket(
@@ -151,7 +160,10 @@ impl Inbound {
             None => return Ok(None),
             Some(NextMessage::InFastbox(about)) => {
                 let (length, call) = split_about(about);
-                let bytes = if length < MOVED { usize::try_from(length).unwrap_or(usize::MAX) } else { 0 };
+                let bytes = match MatchedFrame::decode(length) {
+                    MatchedFrame::Message(length) => usize::try_from(length).unwrap_or(usize::MAX),
+                    _ => 0,
+                };
                 memory.receive_fastbox(bytes)?;
                 self.source = MessageSource::Fastbox;
                 return Ok(Some((length, call)));
@@ -498,6 +510,11 @@ impl Inbound {
             LinkError::Length { got: length, expected: self.length as u64 }
         }
     }
+}
+
+/// Returns the length of a message, or an error if this process cannot address its bytes.
+pub(crate) fn length_of(length: u64) -> Result<usize, LinkError> {
+    usize::try_from(length).map_err(|_| LinkError::Own(std::io::ErrorKind::OutOfMemory.into()))
 }
 
 /// Returns the length and the call in the staged header, and unstages it.

@@ -15,7 +15,7 @@ use std::io;
 
 use rustix::io::Errno;
 
-pub(crate) use self::inbound::{Inbound, NextHeader};
+pub(crate) use self::inbound::{Inbound, NextHeader, length_of};
 pub(crate) use self::outbound::Outbound;
 use crate::bookkeeping::HEADER_BYTES;
 use crate::link::shm::StreamEnd;

@@ -9,6 +9,7 @@ use super::{
     SINGLE_COPY_MAGIC, encode,
 };
 use crate::Fingerprint;
+use crate::announced::MatchedFrame;
 use crate::link::peer_link::PeerLink;
 use crate::link::shm::ShmLink;
 use crate::link::socket;
@@ -44,6 +45,11 @@ impl Outbound {
     pub(crate) fn new(length: usize, call: &Fingerprint) -> Self {
         let (header, total) = (encode(length as u64, call), HEADER_BYTES + length);
         Self { header, sent: 0, total, single_copy: SingleCopy::Off, next: Vec::new() }
+    }
+
+    /// Creates a frame of a matched message, with this many bytes behind its header.
+    pub(crate) fn frame(frame: MatchedFrame, length: usize, call: &Fingerprint) -> Self {
+        Self { header: encode(frame.encode(), call), ..Self::new(length, call) }
     }
 
     /// Creates the marker that tells that later messages come on the other link of this pair of ranks.
