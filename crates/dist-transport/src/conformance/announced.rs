@@ -147,7 +147,7 @@ pub(super) fn a_long_matched_message_that_nothing_wants_ends_in_time_and_names_i
             let error = send_all(&mut *messages, 1, &[LONG], room, &due).err().unwrap();
             (Some(error), await_abort(&*transport))
         };
-        let cause = if receiver == Receiver::Leaves { Cause::Left } else { Cause::TimedOut };
+        let cause = if receiver == Receiver::Leaves { Cause::Left } else { Cause::timed_out() };
         let record = Abort { cause, rank: 1, reporter: 0, call: Fingerprint::NONE };
         backend.check(2, program, move |ends| {
             assert!(ends.iter().all(|(_, abort)| *abort == record), "{ends:?}");
