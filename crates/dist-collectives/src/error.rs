@@ -409,8 +409,9 @@ pub enum Error {
     /// messages of more than [`KEPT_MESSAGE_BYTES_MAX`](crate::transport::KEPT_MESSAGE_BYTES_MAX) bytes wait for that.
     #[error(
         "{call} failed: rank {peer} has not received this message of {bytes} bytes with tag {}: none of its receives has \
-         matched it",
-        .call.tag().unwrap_or(0)
+         matched it{}",
+        .call.tag().unwrap_or(0),
+        late_circle(.source)
     )]
     NotReceived {
         /// The send.

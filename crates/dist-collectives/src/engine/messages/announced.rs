@@ -28,9 +28,11 @@ impl Engine {
         mut sends: impl Iterator<Item = (usize, &'a Fingerprint, usize)>,
         source: &TransportError,
     ) -> Option<Error> {
-        let &TransportError::Timeout { activity: Activity::Match, peer, elapsed, limit } = source else {
+        let TransportError::Timeout { activity: Activity::Match, peer, elapsed, limit, waits, count } = source
+        else {
             return None;
         };
+        let (peer, elapsed, limit, waits, count) = (*peer, *elapsed, *limit, waits.clone(), *count);
         let is_meant = |&(to, _, len): &(usize, &Fingerprint, usize)| {
             self.in_world(to) == peer && MatchedFrame::announces(len)
         };
@@ -38,7 +40,8 @@ impl Engine {
         let call = Call::decode(encoded)?;
         let size = call.element.map_or(1, ElementType::size);
         let call = Box::new(Call { count: (bytes / size) as u64, ..call });
-        let source = TransportError::Timeout { activity: Activity::Match, peer, elapsed, limit }.into();
+        let activity = Activity::Match;
+        let source = TransportError::Timeout { activity, peer, elapsed, limit, waits, count }.into();
         Some(Error::NotReceived { call, peer, bytes, source })
     }
 }
