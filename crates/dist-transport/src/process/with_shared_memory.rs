@@ -349,12 +349,14 @@ impl ForwardingTransport for WithSharedMemory {
 
 impl Drop for WithSharedMemory {
     fn drop(&mut self) {
-        let Some(host) = &self.host else { return };
+        if self.host.is_none() {
+            return;
+        }
         if std::thread::panicking() {
             (*self.messages).abort(Cause::Panicked);
         }
         // Otherwise a rank that learns first that this one has left could report that as the cause.
-        let _ = host.transport.check_alive();
+        let _ = self.check_alive();
         let decision = (*self.messages).abort_decision();
         if let Some(coordinator) = self.coordinator.take() {
             drop(self.host.take());
