@@ -556,7 +556,7 @@ fn shared_lines(ranks: usize) -> (impl Iterator<Item = ControlConnection>, Vec<C
     ((0..ranks).map(copy), theirs)
 }
 
-/// The frames of an abort for so many ranks fit into the buffer of a connection.
+/// The frames of an abort for this number of ranks fit into the buffer of a connection.
 #[cfg(target_os = "linux")]
 const SHARING: usize = 50;
 
