@@ -20,6 +20,7 @@ mod disagreement;
 mod every_message;
 mod faults;
 mod forks;
+mod from_any;
 mod half_means;
 mod hosts;
 mod independent_messages;

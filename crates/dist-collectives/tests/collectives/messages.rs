@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use dist_collectives::transport::Chain;
 use dist_collectives::{Communicator, Error, Message, ReduceOp};
-use dist_transport::sim;
 use fastrand::Rng;
 use rstest::rstest;
 
@@ -296,50 +295,6 @@ fn a_message_of_any_rank_is_received_with_its_sender(#[values(2, 3, 5)] world_si
     }
 }
 
-#[test]
-fn ranks_take_turns_if_several_have_sent_messages_to_a_receive_from_any_rank() {
-    let senders = worlds::run(Network::Simulated, 3, |mut comm| {
-        if comm.rank() > 0 {
-            (0..4).for_each(|_| comm.send(&[1_u8; 8], 0).unwrap());
-            comm.barrier().unwrap();
-            return Vec::new();
-        }
-        comm.barrier().unwrap();
-        // Receives all messages into the queues of this rank.
-        comm.runtime().sleep(Duration::from_secs(1));
-        for from in 1..3 {
-            assert!(comm.with_tag(1).try_probe(from).unwrap().is_none());
-        }
-        (0..8).map(|_| comm.recv_any(&mut [0_u8; 8]).unwrap()).collect()
-    });
-    let turns: Vec<_> = senders[0].windows(2).map(|pair| pair[0] != pair[1]).collect();
-    assert_eq!(turns, [true; 7], "{:?}", senders[0]);
-}
-
-#[test]
-fn the_seed_decides_which_message_of_any_rank_comes_first() {
-    let first = |seed| {
-        let network = sim::Network::new(4).with_seed(seed);
-        let run = network.run(|transport| {
-            let mut comm = Communicator::new(transport);
-            if comm.rank() > 0 {
-                comm.send(&[1_u8], 0).unwrap();
-                return 0;
-            }
-            comm.runtime().sleep(Duration::from_secs(1));
-            let first = comm.recv_any(&mut [0_u8]).unwrap();
-            for _ in 0..2 {
-                comm.recv_any(&mut [0_u8]).unwrap();
-            }
-            first
-        });
-        run.results[0]
-    };
-    let firsts: Vec<_> = (0..30).map(first).collect();
-    assert_eq!(firsts, (0..30).map(first).collect::<Vec<_>>());
-    assert!((1..4).all(|rank| firsts.contains(&rank)), "{firsts:?}");
-}
-
 #[rstest]
 fn a_message_of_any_rank_and_any_length_is_received_in_a_vector(#[values(0, 5, LONG)] len: usize) {
     for &network in Network::ALL {
@@ -356,75 +311,6 @@ fn a_message_of_any_rank_and_any_length_is_received_in_a_vector(#[values(0, 5, L
             senders.sort_unstable();
             assert_eq!(senders, [1, 2]);
         });
-    }
-}
-
-#[rstest]
-fn a_receive_from_any_rank_goes_on_without_ranks_that_have_left(#[values(1, 2)] leaves: usize) {
-    for &network in Network::ALL {
-        worlds::run(network, 3, move |mut comm| {
-            if comm.rank() == leaves {
-                return;
-            }
-            if comm.rank() > 0 {
-                (0..3_u8).for_each(|number| comm.send(&[number], 0).unwrap());
-                return;
-            }
-            for number in 0..3_u8 {
-                let mut received = [9];
-                assert_eq!(comm.recv_any(&mut received).unwrap(), 3 - leaves, "{network:?}");
-                assert_eq!(received, [number]);
-            }
-        });
-    }
-}
-
-#[test]
-fn a_receive_from_any_rank_fails_at_once_if_all_others_have_left() {
-    for &network in Network::ALL {
-        let mut errors = worlds::run(network, 3, |mut comm| {
-            if comm.rank() > 0 {
-                comm.with_tag(u32::try_from(comm.rank()).unwrap()).send(&[1_u8; 3], 0).unwrap();
-                return None;
-            }
-            let error = comm.with_tag(7).recv_any(&mut [0_u8]).unwrap_err();
-            Some(error)
-        });
-        let error = errors.swap_remove(0).unwrap();
-        assert!(!error.is_timeout(), "{network:?}: {error:?}");
-        let expected = "message of 1 u8 (tag 7) from any rank failed; these messages have come instead: \
-                        message of 3 u8 (tag 1, from rank 1); message of 3 u8 (tag 2, from rank 2)";
-        assert_eq!(error.to_string(), expected, "{network:?}");
-    }
-}
-
-#[test]
-fn a_receive_from_any_rank_that_times_out_lists_all_ranks_and_blames_none() {
-    for &network in Network::ALL {
-        let errors = worlds::run(network, 3, |mut comm| {
-            if comm.rank() == 0 {
-                // The message with tag 1 has come before this one.
-                comm.with_tag(2).recv(&mut [0_u8], 2).unwrap();
-                let mut seven = comm.with_tag(7);
-                return seven.with_timeout(Duration::from_millis(300)).recv_any(&mut [0_u8]).unwrap_err();
-            }
-            if comm.rank() == 2 {
-                comm.with_tag(1).send(&[1_u8; 3], 0).unwrap();
-                comm.with_tag(2).send(&[2_u8], 0).unwrap();
-            }
-            comm.barrier().unwrap_err()
-        });
-        assert!(errors[0].is_timeout() && errors[0].peer().is_none(), "{network:?}: {:?}", errors[0]);
-        let expected = "message of 1 u8 (tag 7) from any rank: none of ranks [1, 2] has sent it within 300ms; these have \
-                        come instead: message of 3 u8 (tag 1, from rank 2)";
-        assert_eq!(errors[0].to_string(), expected, "{network:?}");
-        for error in &errors[1..] {
-            let told = Chain(error).to_string();
-            assert!(
-                told.contains("rank 0 gave up: message of 1 u8 (tag 7) from any rank: none of"),
-                "{told}"
-            );
-        }
     }
 }
 
