@@ -1,8 +1,9 @@
-//! The manifests of the guide's page "On a cluster": valid by the published schema of Kubernetes, and a job whose pods find
-//! each other.
+//! The manifests of the guide's page "On a cluster": valid by the published schemas of Kubernetes and of Kubeflow's training
+//! operator, and jobs whose pods find each other.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::process::Child;
 
 use rstest::rstest;
 use serde::Deserialize;
@@ -10,8 +11,11 @@ use serde_json::Value;
 
 use super::launchers::{Desk, PAGE, all_places, be_a_rank, ended, own_address, places};
 
-/// The definitions of Kubernetes that the manifests use.
-const SCHEMA: &str = include_str!("kubernetes-1.37.json");
+/// The definitions of Kubernetes and of Kubeflow that the manifests use.
+const SCHEMAS: [&str; 2] = [include_str!("kubernetes-1.37.json"), include_str!("pytorchjob-1.9.json")];
+
+/// The port of a PyTorchJob that names none.
+const PYTORCHJOB_PORT: u16 = 23456;
 
 /// Checks a value by a JSON Schema that has only the keywords of Kubernetes. Adds every contradiction to `wrong`, with
 /// the place of the value.
@@ -62,20 +66,23 @@ fn check(definitions: &Value, schema: &Value, value: &Value, place: &str, wrong:
 
 /// Checks a manifest by the definition of its kind.
 fn contradictions(manifest: &str) -> Vec<String> {
-    let (schema, value): (Value, Value) =
-        (serde_json::from_str(SCHEMA).unwrap(), serde_yaml_ng::from_str(manifest).unwrap());
+    let value: Value = serde_yaml_ng::from_str(manifest).unwrap();
     let kind = match value["kind"].as_str().unwrap() {
         "Service" => "io.k8s.api.core.v1.Service",
         "Job" => "io.k8s.api.batch.v1.Job",
+        "PyTorchJob" => "org.kubeflow.v1.PyTorchJob",
         other => panic!("{other} is not among the definitions"),
     };
-    let (definitions, mut wrong) = (&schema["$defs"], Vec::new());
-    check(definitions, &definitions[kind], &value, "", &mut wrong);
+    let schemas = SCHEMAS.map(|schema| serde_json::from_str::<Value>(schema).unwrap());
+    let all = schemas.iter().flat_map(|schema| schema["$defs"].as_object().unwrap().clone());
+    let definitions = Value::Object(all.collect());
+    let mut wrong = Vec::new();
+    check(&definitions, &definitions[kind], &value, "", &mut wrong);
     wrong
 }
 
 #[test]
-fn the_manifests_are_valid_by_the_schema_of_kubernetes() {
+fn the_manifests_are_valid_by_the_schemas() {
     for manifest in texts() {
         assert_eq!(contradictions(manifest), [""; 0], "{manifest}");
     }
@@ -105,7 +112,40 @@ fn the_manifests_are_valid_by_the_schema_of_kubernetes() {
 )]
 #[case::another_version("batch/v1", "batch/v2", ".apiVersion is \"batch/v2\", and not one of [\"batch/v1\"]")]
 fn a_manifest_that_contradicts_the_schema_is_found(#[case] from: &str, #[case] to: &str, #[case] told: &str) {
-    let [_, job] = texts();
+    let [_, job, _] = texts();
+    assert!(job.contains(from), "{from}");
+    assert_eq!(contradictions(&job.replacen(from, to, 1)), [told]);
+}
+
+#[rstest]
+#[case::a_wrong_type(
+    "replicas: 1",
+    "replicas: one",
+    ".spec.pytorchReplicaSpecs.Master.replicas is a value of type string, and not integer"
+)]
+#[case::another_replica("Worker:", "Helper:", ".spec.pytorchReplicaSpecs.Helper is not known")]
+#[case::another_policy(
+    "restartPolicy: Never",
+    "restartPolicy: Seldom",
+    ".spec.pytorchReplicaSpecs.Master.restartPolicy is \"Seldom\", and not one of \
+     [\"Always\",\"OnFailure\",\"Never\",\"ExitCode\"]"
+)]
+#[case::a_field_of_the_pod(
+    "template: *rank",
+    "image: train",
+    ".spec.pytorchReplicaSpecs.Worker.image is not known"
+)]
+#[case::another_version(
+    "org/v1",
+    "org/v2",
+    ".apiVersion is \"kubeflow.org/v2\", and not one of [\"kubeflow.org/v1\"]"
+)]
+fn a_pytorchjob_that_contradicts_the_schema_is_found(
+    #[case] from: &str,
+    #[case] to: &str,
+    #[case] told: &str,
+) {
+    let [.., job] = texts();
     assert!(job.contains(from), "{from}");
     assert_eq!(contradictions(&job.replacen(from, to, 1)), [told]);
 }
@@ -139,8 +179,8 @@ struct Template {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Pod {
-    subdomain: String,
-    restart_policy: String,
+    subdomain: Option<String>,
+    restart_policy: Option<String>,
     #[serde(rename = "securityContext")]
     _security: BTreeMap<String, u64>,
     containers: Vec<Container>,
@@ -150,8 +190,7 @@ struct Pod {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Container {
-    #[serde(rename = "name")]
-    _name: String,
+    name: String,
     #[serde(rename = "image")]
     _image: String,
     command: Vec<String>,
@@ -220,20 +259,58 @@ struct ServiceSpec {
     selector: BTreeMap<String, String>,
 }
 
-/// Returns the manifests of the page: a Service and a Job.
-fn texts() -> [&'static str; 2] {
-    let block = PAGE.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
-    block.split_once("---\n").unwrap().into()
+/// The fields of a PyTorchJob that the page uses.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct PyTorchJob {
+    api_version: String,
+    kind: String,
+    metadata: Name,
+    spec: PyTorchJobSpec,
 }
 
-fn manifests() -> (Service, Job) {
-    let [service, job] = texts();
-    (serde_yaml_ng::from_str(service).unwrap(), serde_yaml_ng::from_str(job).unwrap())
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct PyTorchJobSpec {
+    pytorch_replica_specs: Replicas,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase", deny_unknown_fields)]
+struct Replicas {
+    master: Replica,
+    worker: Replica,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Replica {
+    replicas: usize,
+    restart_policy: String,
+    template: Template,
+}
+
+/// Returns the manifests of the page: a Service, a Job and a PyTorchJob.
+fn texts() -> [&'static str; 3] {
+    let blocks: Vec<_> =
+        PAGE.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    let [first, pytorch_job] = blocks[..] else { panic!("two blocks") };
+    let (service, job) = first.split_once("---\n").unwrap();
+    [service, job, pytorch_job]
+}
+
+fn manifests() -> (Service, Job, PyTorchJob) {
+    let [service, job, pytorch_job] = texts();
+    (
+        serde_yaml_ng::from_str(service).unwrap(),
+        serde_yaml_ng::from_str(job).unwrap(),
+        serde_yaml_ng::from_str(pytorch_job).unwrap(),
+    )
 }
 
 #[test]
 fn the_service_selects_the_pods_of_the_job_for_kubernetes() {
-    let (service, job) = manifests();
+    let (service, job, _) = manifests();
     assert_eq!((service.api_version.as_str(), service.kind.as_str()), ("v1", "Service"));
     assert_eq!((job.api_version.as_str(), job.kind.as_str()), ("batch/v1", "Job"));
     assert_eq!((job.spec.completion_mode.as_str(), job.spec.backoff_limit), ("Indexed", 0));
@@ -243,54 +320,113 @@ fn the_service_selects_the_pods_of_the_job_for_kubernetes() {
     assert!(service.spec.publish_not_ready_addresses);
     assert_eq!(service.spec.selector["job-name"], job.metadata.name);
     let pod = &job.spec.template.spec;
-    assert_eq!((&pod.subdomain, pod.restart_policy.as_str()), (&service.metadata.name, "Never"));
-    assert_eq!(pod.containers[0].volume_mounts[0].name, pod.volumes[0].name);
-    assert!(PAGE.contains(&format!("create secret generic {} ", pod.volumes[0].secret["secretName"])));
+    assert_eq!(
+        (&pod.subdomain, pod.restart_policy.as_deref()),
+        (&Some(service.metadata.name.clone()), Some("Never"))
+    );
+    check_secret(pod);
     let address = pod.containers[0].env.iter().find(|variable| variable.name == "MASTER_ADDR").unwrap();
     let first = format!("{}-0.{}", job.metadata.name, service.metadata.name);
     assert_eq!(address.value.as_deref(), Some(first.as_str()));
 }
 
-/// Runs each container's command as the pods would, with its variables and the mounted secret.
+#[test]
+fn the_pytorchjob_has_one_master_and_leaves_the_variables_of_the_operator_alone() {
+    let (_, _, job) = manifests();
+    assert_eq!((job.api_version.as_str(), job.kind.as_str()), ("kubeflow.org/v1", "PyTorchJob"));
+    assert_eq!(job.metadata.name, "train");
+    let Replicas { master, worker } = &job.spec.pytorch_replica_specs;
+    assert_eq!(master.replicas, 1);
+    for replica in [master, worker] {
+        assert_eq!(replica.restart_policy, "Never");
+        let pod = &replica.template.spec;
+        check_secret(pod);
+        // The operator looks for a container of this name.
+        assert_eq!(pod.containers[0].name, "pytorch");
+        let names: Vec<_> = pod.containers[0].env.iter().map(|variable| variable.name.as_str()).collect();
+        assert_eq!(names, ["DIST_SECRET_FILE", "DIST_HOST_ID"]);
+    }
+}
+
+/// Checks that a pod mounts the secret that the page's command creates.
+fn check_secret(pod: &Pod) {
+    assert_eq!(pod.containers[0].volume_mounts[0].name, pod.volumes[0].name);
+    assert!(PAGE.contains(&format!("create secret generic {} ", pod.volumes[0].secret["secretName"])));
+}
+
+/// Starts the command of a pod's container with its variables and the mounted secret. `set` are the variables that an
+/// operator adds.
+fn start_pod(desk: &Desk, pod: &Pod, index: usize, name: &str, set: &[(&str, String)]) -> Child {
+    let [container] = &pod.containers[..] else { panic!("one container") };
+    let own = desk.0.path().join(name);
+    let mounted = own.join("secret");
+    fs::create_dir_all(&mounted).unwrap();
+    fs::copy(desk.0.path().join(".dist-secret"), mounted.join("secret")).unwrap();
+    let here = |text: &str| {
+        let mount = format!("{}/", container.volume_mounts[0].mount_path);
+        let text = text.replace(&mount, &format!("{}/", mounted.display()));
+        text.replace("/tmp/secret", &own.join("own-secret").display().to_string())
+    };
+    assert_eq!(container.command, ["/bin/sh", "-c"]);
+    let mut command = desk.shell(&here(&container.args[0]));
+    for variable in &container.env {
+        let value = variable.value.clone().or_else(|| {
+            Some(match variable.value_from.as_ref()?.field_ref.field_path.as_str() {
+                "metadata.annotations['batch.kubernetes.io/job-completion-index']" => index.to_string(),
+                "metadata.name" => name.to_owned(),
+                other => panic!("{other} is not a field of a pod"),
+            })
+        });
+        command.env(&variable.name, here(&value.unwrap()));
+    }
+    command.envs(set.iter().map(|(name, value)| (name, value))).spawn().unwrap()
+}
+
+/// Checks that these pods were the ranks of one job.
+fn check_ranks(pods: Vec<Child>) {
+    let world_size = pods.len();
+    let outputs = ended(pods);
+    let mut found: Vec<String> = outputs.iter().flat_map(|output| places(&output.stdout)).collect();
+    found.sort();
+    assert_eq!(found, all_places(world_size), "{outputs:?}");
+}
+
 #[test]
 fn the_pods_of_the_job_for_kubernetes_find_each_other() {
     if be_a_rank().is_some() {
         return;
     }
-    let (_, job) = manifests();
-    let [container] = &job.spec.template.spec.containers[..] else { panic!("one container") };
+    let (_, job, _) = manifests();
     let desk = Desk::new();
-    let address = own_address();
-    let pods = (0..job.spec.completions).map(|index| {
-        let own = desk.0.path().join(format!("pod-{index}"));
-        let mounted = own.join("secret");
-        fs::create_dir_all(&mounted).unwrap();
-        fs::copy(desk.0.path().join(".dist-secret"), mounted.join("secret")).unwrap();
-        let here = |text: &str| {
-            let text = text.replace(
-                &format!("{}/", container.volume_mounts[0].mount_path),
-                &format!("{}/", mounted.display()),
-            );
-            text.replace("/tmp/secret", &own.join("own-secret").display().to_string())
-        };
-        assert_eq!(container.command, ["/bin/sh", "-c"]);
-        let mut command = desk.shell(&here(&container.args[0]));
-        for Variable { name, value, value_from } in &container.env {
-            let value = value.clone().or_else(|| {
-                Some(match value_from.as_ref()?.field_ref.field_path.as_str() {
-                    "metadata.annotations['batch.kubernetes.io/job-completion-index']" => index.to_string(),
-                    "metadata.name" => format!("train-{index}-x7k2p"),
-                    other => panic!("{other} is not a field of a pod"),
-                })
-            });
-            let value = value.unwrap();
-            let value = if name == "MASTER_ADDR" { address.clone() } else { here(&value) };
-            command.env(name, value);
-        }
-        command.spawn().unwrap()
-    });
-    let outputs = ended(pods.collect());
-    let mut found: Vec<String> = outputs.iter().flat_map(|output| places(&output.stdout)).collect();
-    found.sort();
-    assert_eq!(found, all_places(job.spec.completions), "{outputs:?}");
+    // The first pod's name does not resolve here.
+    let set = [("MASTER_ADDR", own_address())];
+    let pods = (0..job.spec.completions)
+        .map(|index| start_pod(&desk, &job.spec.template.spec, index, &format!("train-{index}-x7k2p"), &set));
+    check_ranks(pods.collect());
+}
+
+#[test]
+fn the_pods_of_the_pytorchjob_find_each_other() {
+    if be_a_rank().is_some() {
+        return;
+    }
+    let (_, _, job) = manifests();
+    let Replicas { master, worker } = &job.spec.pytorch_replica_specs;
+    let (desk, address) = (Desk::new(), own_address());
+    let world_size = master.replicas + worker.replicas;
+    let start = |(replica, kind, index): (&Replica, &str, usize)| {
+        let rank = if kind == "master" { 0 } else { index + 1 };
+        let set = [
+            ("RANK", rank.to_string()),
+            ("WORLD_SIZE", world_size.to_string()),
+            ("MASTER_ADDR", address.clone()),
+            ("MASTER_PORT", PYTORCHJOB_PORT.to_string()),
+            ("PET_NNODES", world_size.to_string()),
+            ("PET_NODE_RANK", rank.to_string()),
+        ];
+        start_pod(&desk, &replica.template.spec, index, &format!("train-{kind}-{index}"), &set)
+    };
+    let masters = (0..master.replicas).map(|index| (master, "master", index));
+    let workers = (0..worker.replicas).map(|index| (worker, "worker", index));
+    check_ranks(masters.chain(workers).map(start).collect());
 }
