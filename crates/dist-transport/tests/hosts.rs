@@ -359,7 +359,7 @@ fn bytes_of_connections() -> Vec<SentBytes> {
         SentBytes { once: field(line, "bytes_sent:") - again, again }
     };
     let mut sent: Vec<SentBytes> = listed.lines().map(sent).collect();
-    sent.sort_unstable_by(|one, other| other.once.cmp(&one.once));
+    sent.sort_unstable_by_key(|sent| std::cmp::Reverse(sent.once));
     sent
 }
 

@@ -17,7 +17,7 @@ const LONG: usize = KEPT_MESSAGE_BYTES_MAX / 4 + 1;
 
 /// Returns the content of a message.
 fn content(number: u32, len: usize) -> Vec<u32> {
-    (0..len).map(|index| number.wrapping_mul(1 << 24).wrapping_add(index as u32)).collect()
+    (0..).take(len).map(|index: u32| number.wrapping_mul(1 << 24).wrapping_add(index)).collect()
 }
 
 fn receive(comm: &mut Communicator, tag: u32, from: usize, number: u32, len: usize) {
