@@ -19,15 +19,15 @@ const LEN: usize = 100_000;
 /// Two ranks end the job: `reporter` waits, and something happens to `culprit`.
 #[derive(Debug, Clone, Copy)]
 struct Case {
-    place: Place,
-    kind: Kind,
+    place: AbortPlace,
+    kind: AbortKind,
     reporter: usize,
     culprit: usize,
 }
 
 /// The place where the two ranks communicate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum AbortPlace {
     /// In shared memory of their host.
     Memory,
     /// By messages in a group of their host.
@@ -37,7 +37,7 @@ enum Place {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum AbortKind {
     TimedOut,
     Left,
     Mismatch,
@@ -47,15 +47,15 @@ enum Kind {
 }
 
 /// The group of the ranks of a host, and that of all ranks, which is left last.
-struct Groups {
+struct PairAndWorld {
     pair: Box<dyn Transport>,
     world: Box<dyn Transport>,
 }
 
 /// The error that ended the last wait of a rank, the record that it has then, and the records of later calls.
-type End = (Error, (Abort, Vec<Abort>));
+type EndOfRank = (Error, (Abort, Vec<Abort>));
 
-impl Groups {
+impl PairAndWorld {
     fn new(mut world: Box<dyn Transport>) -> Self {
         let first = world.rank().index() & !1;
         let pair = world.fork(&[first, first + 1]).unwrap().expect("this rank is one of the two");
@@ -76,10 +76,10 @@ impl Groups {
     }
 
     /// Returns the group of this place, and the number of a rank there.
-    fn at(&mut self, place: Place, rank: usize) -> (&mut dyn Transport, usize) {
+    fn at(&mut self, place: AbortPlace, rank: usize) -> (&mut dyn Transport, usize) {
         match place {
-            Place::Memory | Place::Host => (&mut *self.pair, rank % 2),
-            Place::World => (&mut *self.world, rank),
+            AbortPlace::Memory | AbortPlace::Host => (&mut *self.pair, rank % 2),
+            AbortPlace::World => (&mut *self.world, rank),
         }
     }
 
@@ -100,36 +100,36 @@ impl Groups {
 
     /// Waits for the culprit, and returns the error.
     fn report(&mut self, case: Case, short: Duration) -> Error {
-        let limit = if case.kind == Kind::TimedOut { short } else { LONG };
+        let limit = if case.kind == AbortKind::TimedOut { short } else { LONG };
         let (transport, culprit) = self.at(case.place, case.culprit);
-        if case.kind == Kind::Mismatch {
+        if case.kind == AbortKind::Mismatch {
             transport.begin(&call(1, 0));
         }
-        if case.place == Place::Memory {
+        if case.place == AbortPlace::Memory {
             return self.wait_in_memory(limit);
         }
-        if case.kind == Kind::Panicked {
+        if case.kind == AbortKind::Panicked {
             // The other rank may panic before it has taken all of the message.
             let _ = send(transport, culprit, &vec![7; LEN]);
         }
-        let len = if case.kind == Kind::Length { 100 } else { 1 };
+        let len = if case.kind == AbortKind::Length { 100 } else { 1 };
         receive_within(transport, culprit, len, limit).expect_err("no such message is sent")
     }
 
     /// Causes the abort. Returns `None` if this rank has left.
     fn cause(mut self, case: Case) -> Option<(Self, Error)> {
         let Case { place, kind, reporter, .. } = case;
-        let is_in_memory = place == Place::Memory;
+        let is_in_memory = place == AbortPlace::Memory;
         let (transport, to) = self.at(place, reporter);
         match kind {
-            Kind::TimedOut => {
+            AbortKind::TimedOut => {
                 while transport.aborted().is_none() {
                     let runtime = transport.runtime();
                     runtime.park(Some(runtime.deadline(Duration::from_millis(1))));
                 }
             }
-            Kind::Left => return None,
-            Kind::Mismatch => {
+            AbortKind::Left => return None,
+            AbortKind::Mismatch => {
                 transport.begin(&call(1, 1));
                 if is_in_memory {
                     let error = self.wait_in_memory(LONG);
@@ -137,9 +137,9 @@ impl Groups {
                 }
                 send(transport, to, &[1]).unwrap();
             }
-            Kind::Length => send(transport, to, &[7; 99]).unwrap(),
-            Kind::GaveUp => transport.abort(Cause::gave_up("no more data")),
-            Kind::Panicked if is_in_memory => {
+            AbortKind::Length => send(transport, to, &[7; 99]).unwrap(),
+            AbortKind::GaveUp => transport.abort(Cause::gave_up("no more data")),
+            AbortKind::Panicked if is_in_memory => {
                 let panics = AssertUnwindSafe(move || {
                     let _in_hand = self;
                     std::panic::resume_unwind(Box::new("planted"))
@@ -147,7 +147,7 @@ impl Groups {
                 let _: Result<(), _> = catch_unwind(panics);
                 return None;
             }
-            Kind::Panicked => {
+            AbortKind::Panicked => {
                 let due = soon(transport);
                 let mut sink = |_, _: &[u8]| std::panic::resume_unwind(Box::new("planted"));
                 let receive = Incoming { from: to, len: LEN, sink: Sink::Each(&mut sink) };
@@ -164,7 +164,7 @@ impl Groups {
     fn stand_by(&mut self, case: Case) -> Error {
         match self.world.rank().index() {
             0 | 2 => self.wait_in_memory(LONG),
-            3 if case.place == Place::World => wait_in_vain(&mut *self.world, 0),
+            3 if case.place == AbortPlace::World => wait_in_vain(&mut *self.world, 0),
             _ => wait_in_vain(&mut *self.world, case.reporter),
         }
     }
@@ -186,9 +186,9 @@ impl Groups {
 }
 
 /// Runs a rank. Returns `None` if it has left.
-fn run(world: Box<dyn Transport>, case: Case, short: Duration) -> Option<End> {
+fn run(world: Box<dyn Transport>, case: Case, short: Duration) -> Option<EndOfRank> {
     let me = world.rank().index();
-    let mut groups = Groups::new(world);
+    let mut groups = PairAndWorld::new(world);
     let (mut groups, error) = match groups.set_up() {
         Err(error) => (groups, error),
         Ok(()) if me == case.culprit => groups.cause(case)?,
@@ -201,7 +201,7 @@ fn run(world: Box<dyn Transport>, case: Case, short: Duration) -> Option<End> {
     Some((error, (record, groups.later())))
 }
 
-fn verify(case: Case, ends: Vec<Option<End>>) {
+fn verify(case: Case, ends: Vec<Option<EndOfRank>>) {
     let ends: Vec<_> = ends.into_iter().flatten().collect();
     let record = ends[0].1.0.clone();
     for (error, (own, later)) in ends {
@@ -212,12 +212,12 @@ fn verify(case: Case, ends: Vec<Option<End>>) {
         }
     }
     let is_expected = match (case.kind, &record.cause) {
-        (Kind::Mismatch, Cause::Mismatch { .. }) => return,
-        (Kind::TimedOut, Cause::TimedOut { .. })
-        | (Kind::Left, Cause::Left)
-        | (Kind::Length, Cause::Length { expected: 100, got: 99 })
-        | (Kind::GaveUp, Cause::GaveUp { .. })
-        | (Kind::Panicked, Cause::Panicked) => record.rank == case.culprit,
+        (AbortKind::Mismatch, Cause::Mismatch { .. }) => return,
+        (AbortKind::TimedOut, Cause::TimedOut { .. })
+        | (AbortKind::Left, Cause::Left)
+        | (AbortKind::Length, Cause::Length { expected: 100, got: 99 })
+        | (AbortKind::GaveUp, Cause::GaveUp { .. })
+        | (AbortKind::Panicked, Cause::Panicked) => record.rank == case.culprit,
         _ => false,
     };
     assert!(is_expected, "{case:?}: {record:?}");
@@ -226,13 +226,24 @@ fn verify(case: Case, ends: Vec<Option<End>>) {
 /// After an abort, all ranks of all hosts have one record, wherever they wait and whatever the cause.
 pub(super) fn all_ranks_have_one_record_wherever_they_wait(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
-    let kinds = [Kind::TimedOut, Kind::Left, Kind::Mismatch, Kind::Length, Kind::GaveUp, Kind::Panicked];
-    let pairs =
-        [(Place::Memory, [0, 1]), (Place::Memory, [2, 3]), (Place::Host, [0, 1]), (Place::Host, [2, 3])];
-    let across = [(Place::World, [1, 2]), (Place::World, [2, 1])];
+    let kinds = [
+        AbortKind::TimedOut,
+        AbortKind::Left,
+        AbortKind::Mismatch,
+        AbortKind::Length,
+        AbortKind::GaveUp,
+        AbortKind::Panicked,
+    ];
+    let pairs = [
+        (AbortPlace::Memory, [0, 1]),
+        (AbortPlace::Memory, [2, 3]),
+        (AbortPlace::Host, [0, 1]),
+        (AbortPlace::Host, [2, 3]),
+    ];
+    let across = [(AbortPlace::World, [1, 2]), (AbortPlace::World, [2, 1])];
     for (place, [reporter, culprit]) in pairs.into_iter().chain(across) {
         for kind in kinds {
-            if place == Place::Memory && kind == Kind::Length {
+            if place == AbortPlace::Memory && kind == AbortKind::Length {
                 continue;
             }
             let case = Case { place, kind, reporter, culprit };
