@@ -95,6 +95,9 @@ pub(crate) const NAP: Duration = Duration::from_micros(30);
 
 /// The number of naps without a start before the worker sleeps until it is woken. It does not nap on a runtime that wakes
 /// threads at no cost.
+///
+/// After such naps the worker of a queue sleeps at once, until it is woken from a sleep that was shorter than they were.
+/// A program that computes for longer between two starts would otherwise be interrupted by every nap.
 pub(crate) const NAPS_MAX: u32 = 3;
 
 /// The number of polls after which a spinning worker begins an operation, about 2 µs. A thread that waits for the
@@ -335,8 +338,8 @@ impl WorkerQueue for OperationQueue {
     fn work(&self) {
         self.runtime().make_waits_exact();
         let unparker = self.runtime().unparker();
-        let naps_max = if self.runtime().is_waking_slow() { NAPS_MAX } else { 0 };
-        let (mut seen, mut naps) = (0, 0);
+        let is_waking_slow = self.runtime().is_waking_slow();
+        let (mut seen, mut naps, mut starts_follow) = (0, 0, is_waking_slow);
         loop {
             let mut state = self.lock();
             state.worker = WorkerSleep::Awake;
@@ -362,17 +365,19 @@ impl WorkerQueue for OperationQueue {
             if state.is_ready() || state.is_closed && !state.engine.is_executing() {
                 continue;
             }
-            let naps_again = naps < naps_max;
-            naps += 1;
-            let until = if naps_again {
+            if starts_follow && naps < NAPS_MAX {
+                naps += 1;
                 state.worker = WorkerSleep::Napping(unparker.clone());
-                Some(self.runtime().deadline(NAP))
-            } else {
-                state.worker = WorkerSleep::Asleep(unparker.clone());
-                None
-            };
+                drop(state);
+                self.runtime().park(Some(self.runtime().deadline(NAP)));
+                continue;
+            }
+            state.worker = WorkerSleep::Asleep(unparker.clone());
             drop(state);
-            self.runtime().park(until);
+            let began = self.runtime().now();
+            self.runtime().park(None);
+            let slept = self.runtime().now().saturating_sub(began);
+            starts_follow = is_waking_slow && slept < NAP * NAPS_MAX;
         }
     }
 }
