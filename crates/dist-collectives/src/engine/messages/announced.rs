@@ -28,7 +28,8 @@ impl Engine {
         mut sends: impl Iterator<Item = (usize, &'a Fingerprint, usize)>,
         source: &TransportError,
     ) -> Option<Error> {
-        let TransportError::Timeout { activity: Activity::Match, peer, elapsed, limit, waits, count } = source
+        let TransportError::Timeout { activity: Activity::Match, peer, elapsed, limit, waits, count } =
+            source
         else {
             return None;
         };
