@@ -564,12 +564,19 @@ impl ProcessTransport {
         }
         let interrupt = inbox.interrupt();
         let (mut waiting, mut waits) = (WaitState { interrupt, ..WaitState::default() }, Waits::new());
+        // Clears and bodies can only follow what has moved. A look that finds nothing stays short.
+        let mut may_have_more = true;
         loop {
-            self.send_clears(&mut outbound, &sources, due)?;
+            if may_have_more {
+                self.send_clears(&mut outbound, &sources, due)?;
+            }
             waits.clear();
             waiting.may_end_otherwise = inbox.pauses_at_deadline();
             let moved = self.move_matched(&mut outbound, (&sources, &mut *inbox), &mut waits)?;
-            let has_more = self.begin_bodies(&mut outbound, (&sources, single_copy), due)?;
+            may_have_more |= moved;
+            let has_more =
+                may_have_more && self.begin_bodies(&mut outbound, (&sources, single_copy), due)?;
+            may_have_more = moved || has_more;
             if waits.is_empty() && !has_more {
                 break;
             }
