@@ -15,7 +15,6 @@ use crate::bootstrap::host;
 use crate::error::NAMED_MAX;
 use crate::link::socket;
 use crate::shm_group::CALLS_MAX;
-use crate::store::MESSAGE_BYTES_MAX;
 use crate::{Abort, Cause, ChannelId, CircularWait, Fingerprint, Result};
 
 pub(crate) const FRAME_BYTES: usize = 256;
@@ -107,24 +106,6 @@ pub(crate) fn store_frames(number: u64, message: &[u8]) -> impl Iterator<Item = 
         is_last: index == last,
         piece: piece.to_vec(),
     })
-}
-
-/// Puts the pieces of store messages together.
-#[derive(Debug, Default)]
-pub(crate) struct StoreInbox(Vec<u8>);
-
-impl StoreInbox {
-    /// Adds a piece. Returns the message if it is complete.
-    ///
-    /// # Errors
-    /// `InvalidData` if the message is too long.
-    pub(crate) fn add(&mut self, piece: &[u8], is_last: bool) -> io::Result<Option<Vec<u8>>> {
-        self.0.extend(piece);
-        if self.0.len() > MESSAGE_BYTES_MAX {
-            return Err(ErrorKind::InvalidData.into());
-        }
-        Ok(is_last.then(|| std::mem::take(&mut self.0)))
-    }
 }
 
 /// A report of what a rank waits for on a channel.
@@ -749,6 +730,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::store::{MESSAGE_BYTES_MAX, StoreInbox};
 
     #[test]
     fn cores_count_once_where_ranks_share_them_and_each_where_they_are_bound() {
@@ -887,7 +869,8 @@ mod tests {
             });
             assert_eq!(taken.collect::<Vec<_>>(), [message]);
         }
-        let mut inbox = StoreInbox(vec![0; MESSAGE_BYTES_MAX]);
+        let mut inbox = StoreInbox::default();
+        assert_eq!(inbox.add(&vec![0; MESSAGE_BYTES_MAX], false).unwrap(), None);
         assert_eq!(inbox.add(&[1], true).unwrap_err().kind(), ErrorKind::InvalidData);
     }
 

@@ -15,14 +15,14 @@ use crate::bookkeeping::HEARTBEAT;
 use crate::bootstrap::acceptor::{Acceptor, Admitted, ListenerKind};
 use crate::bootstrap::auth::Purpose;
 use crate::bootstrap::config::CoordinatorHost;
-use crate::bootstrap::control::{ControlConnection, Frame, StoreInbox};
+use crate::bootstrap::control::{ControlConnection, Frame};
 use crate::bootstrap::session::{GOODBYE_LIMIT, Session, lock, number};
 use crate::bootstrap::threads::ThreadWatch;
 use crate::bootstrap::{host, probe};
 use crate::link::peer_link::PeerLink;
 use crate::link::shm::{self, ShmLink};
 use crate::link::socket;
-use crate::store::decode_reply;
+use crate::store::{StoreInbox, StoreReply};
 use crate::{Abort, Cause, CircularWait, Deadline, Fingerprint};
 
 /// The state of the service thread.
@@ -320,7 +320,8 @@ impl Service {
 
     /// Takes a piece of a reply of the store, and wakes the thread that waits for the reply.
     fn take_reply(&mut self, number: u64, piece: &[u8], is_last: bool) {
-        match self.store_inbox.add(piece, is_last).map(|reply| reply.map(|reply| decode_reply(&reply))) {
+        match self.store_inbox.add(piece, is_last).map(|reply| reply.map(|reply| StoreReply::decode(&reply)))
+        {
             Ok(None) => {}
             Ok(Some(Some(reply))) => self.session.deliver_reply(number, reply),
             Ok(Some(None)) | Err(_) => self.lose_coordinator(Cause::Protocol),

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::bootstrap::control::{Frame, store_frames};
 use crate::bootstrap::session::{Membership, Session, lock};
-use crate::store::{StoreReply, StoreRequest, StoreService, StoreTable, encode_request};
+use crate::store::{StoreReply, StoreRequest, StoreService, StoreTable};
 use crate::{Abort, Deadline};
 
 /// The requests that wait for their replies.
@@ -70,7 +70,7 @@ impl Session {
             self.store_calls.serve_alone(number, request);
             self.abort_state.wake_waiters();
         } else {
-            self.outgoing.push_all(store_frames(number, &encode_request(&request)));
+            self.outgoing.push_all(store_frames(number, &request.encode()));
             self.service_waker.notify();
         }
     }

@@ -7,15 +7,11 @@ use std::time::Duration;
 use crate::error::rounded;
 use crate::{Abort, Deadline, Runtime};
 
-#[cfg(any(feature = "tcp", feature = "sim"))]
 mod table;
-#[cfg(feature = "tcp")]
 mod wire;
 
-#[cfg(any(feature = "tcp", feature = "sim"))]
-pub(crate) use table::StoreTable;
-#[cfg(feature = "tcp")]
-pub(crate) use wire::{MESSAGE_BYTES_MAX, decode_reply, decode_request, encode_reply, encode_request};
+pub use table::StoreTable;
+pub use wire::{MESSAGE_BYTES_MAX, StoreInbox};
 
 /// The longest key, in bytes.
 pub const KEY_BYTES_MAX: usize = 256;

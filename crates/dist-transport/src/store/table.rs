@@ -7,9 +7,21 @@ use super::{KEYS_MAX, STORE_BYTES_MAX, StoreOperation, StoreRefusal, StoreReply,
 /// The most waits for keys without a value.
 const WAITS_MAX: usize = KEYS_MAX;
 
-/// The values of a store, and the waits for keys that have none. A caller is the sender of a request.
+/// The values of a store, and the waits for keys that have none: the part of a transport that serves requests. A
+/// caller is the sender of a request.
+///
+/// ```
+/// use dist_transport::store::{StoreOperation, StoreReply, StoreRequest, StoreTable};
+///
+/// let mut table = StoreTable::default();
+/// let request = |operation| StoreRequest { key: "service".to_owned(), operation };
+/// assert_eq!(table.serve("rank 1", request(StoreOperation::Wait)), []);
+/// let value = b"10.0.0.7:4000".to_vec();
+/// let replies = table.serve("rank 0", request(StoreOperation::Set { value: value.clone() }));
+/// assert_eq!(replies, [("rank 0", StoreReply::Done), ("rank 1", StoreReply::Value(Some(value)))]);
+/// ```
 #[derive(Debug)]
-pub(crate) struct StoreTable<C> {
+pub struct StoreTable<C> {
     values: BTreeMap<String, Vec<u8>>,
     /// Bytes of all keys and values.
     bytes: usize,
@@ -26,7 +38,7 @@ impl<C> Default for StoreTable<C> {
 impl<C> StoreTable<C> {
     /// Serves a request. Returns the replies that it causes: to the caller, and to those that waited for the key.
     /// A wait for a key without a value causes none yet.
-    pub(crate) fn serve(&mut self, caller: C, request: StoreRequest) -> Vec<(C, StoreReply)> {
+    pub fn serve(&mut self, caller: C, request: StoreRequest) -> Vec<(C, StoreReply)> {
         let StoreRequest { key, operation } = request;
         if operation == StoreOperation::Wait && !self.values.contains_key(&key) {
             return self.wait(caller, key);
@@ -41,7 +53,7 @@ impl<C> StoreTable<C> {
     }
 
     /// Cancels the waits of these callers.
-    pub(crate) fn cancel(&mut self, is_meant: impl Fn(&C) -> bool) {
+    pub fn cancel(&mut self, is_meant: impl Fn(&C) -> bool) {
         self.waits.retain(|_, callers| {
             callers.retain(|caller| !is_meant(caller));
             !callers.is_empty()

@@ -1,85 +1,112 @@
 //! Requests and replies of a store as bytes.
 
+use std::io;
+
 use super::{KEY_BYTES_MAX, StoreOperation, StoreRefusal, StoreReply, StoreRequest, VALUE_BYTES_MAX};
 
 /// The most bytes of an encoded request or reply: a key, two values, and their lengths.
-pub(crate) const MESSAGE_BYTES_MAX: usize = KEY_BYTES_MAX + 2 * VALUE_BYTES_MAX + 32;
+pub const MESSAGE_BYTES_MAX: usize = KEY_BYTES_MAX + 2 * VALUE_BYTES_MAX + 32;
 
-pub(crate) fn encode_request(request: &StoreRequest) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    put(&mut bytes, request.key.as_bytes());
-    match &request.operation {
-        StoreOperation::Set { value } => {
-            bytes.push(0);
-            put(&mut bytes, value);
+impl StoreRequest {
+    /// Returns the request as bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        put(&mut bytes, self.key.as_bytes());
+        match &self.operation {
+            StoreOperation::Set { value } => {
+                bytes.push(0);
+                put(&mut bytes, value);
+            }
+            StoreOperation::Get => bytes.push(1),
+            StoreOperation::Wait => bytes.push(2),
+            StoreOperation::Add { amount } => {
+                bytes.push(3);
+                bytes.extend(amount.to_le_bytes());
+            }
+            StoreOperation::CompareAndSet { expected, value } => {
+                bytes.push(4);
+                put_optional(&mut bytes, expected.as_deref());
+                put(&mut bytes, value);
+            }
+            StoreOperation::Remove => bytes.push(5),
         }
-        StoreOperation::Get => bytes.push(1),
-        StoreOperation::Wait => bytes.push(2),
-        StoreOperation::Add { amount } => {
-            bytes.push(3);
-            bytes.extend(amount.to_le_bytes());
-        }
-        StoreOperation::CompareAndSet { expected, value } => {
-            bytes.push(4);
-            put_optional(&mut bytes, expected.as_deref());
-            put(&mut bytes, value);
-        }
-        StoreOperation::Remove => bytes.push(5),
+        bytes
     }
-    bytes
-}
 
-/// Returns `None` if the bytes are no request.
-pub(crate) fn decode_request(bytes: &[u8]) -> Option<StoreRequest> {
-    let mut rest = Rest(bytes);
-    let key = String::from_utf8(rest.bytes(KEY_BYTES_MAX)?).ok()?;
-    let operation = match rest.byte()? {
-        0 => StoreOperation::Set { value: rest.bytes(VALUE_BYTES_MAX)? },
-        1 => StoreOperation::Get,
-        2 => StoreOperation::Wait,
-        3 => StoreOperation::Add { amount: rest.number()? },
-        4 => {
-            StoreOperation::CompareAndSet { expected: rest.optional()?, value: rest.bytes(VALUE_BYTES_MAX)? }
-        }
-        5 => StoreOperation::Remove,
-        _ => return None,
-    };
-    rest.0.is_empty().then_some(StoreRequest { key, operation })
-}
-
-pub(crate) fn encode_reply(reply: &StoreReply) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    match reply {
-        StoreReply::Done => bytes.push(0),
-        StoreReply::Value(value) => {
-            bytes.push(1);
-            put_optional(&mut bytes, value.as_deref());
-        }
-        StoreReply::Refused(StoreRefusal::Full) => bytes.push(2),
-        StoreReply::Refused(StoreRefusal::NotANumber { len }) => {
-            bytes.push(3);
-            bytes.extend(i64::try_from(*len).unwrap_or(i64::MAX).to_le_bytes());
-        }
-        StoreReply::Refused(StoreRefusal::Overflow { number }) => {
-            bytes.push(4);
-            bytes.extend(number.to_le_bytes());
-        }
+    /// Returns the request of these bytes, or `None` if they are none.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut rest = Rest(bytes);
+        let key = String::from_utf8(rest.bytes(KEY_BYTES_MAX)?).ok()?;
+        let operation = match rest.byte()? {
+            0 => StoreOperation::Set { value: rest.bytes(VALUE_BYTES_MAX)? },
+            1 => StoreOperation::Get,
+            2 => StoreOperation::Wait,
+            3 => StoreOperation::Add { amount: rest.number()? },
+            4 => StoreOperation::CompareAndSet {
+                expected: rest.optional()?,
+                value: rest.bytes(VALUE_BYTES_MAX)?,
+            },
+            5 => StoreOperation::Remove,
+            _ => return None,
+        };
+        rest.0.is_empty().then_some(Self { key, operation })
     }
-    bytes
 }
 
-/// Returns `None` if the bytes are no reply.
-pub(crate) fn decode_reply(bytes: &[u8]) -> Option<StoreReply> {
-    let mut rest = Rest(bytes);
-    let reply = match rest.byte()? {
-        0 => StoreReply::Done,
-        1 => StoreReply::Value(rest.optional()?),
-        2 => StoreReply::Refused(StoreRefusal::Full),
-        3 => StoreReply::Refused(StoreRefusal::NotANumber { len: usize::try_from(rest.number()?).ok()? }),
-        4 => StoreReply::Refused(StoreRefusal::Overflow { number: rest.number()? }),
-        _ => return None,
-    };
-    rest.0.is_empty().then_some(reply)
+impl StoreReply {
+    /// Returns the reply as bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        match self {
+            Self::Done => bytes.push(0),
+            Self::Value(value) => {
+                bytes.push(1);
+                put_optional(&mut bytes, value.as_deref());
+            }
+            Self::Refused(StoreRefusal::Full) => bytes.push(2),
+            Self::Refused(StoreRefusal::NotANumber { len }) => {
+                bytes.push(3);
+                bytes.extend(i64::try_from(*len).unwrap_or(i64::MAX).to_le_bytes());
+            }
+            Self::Refused(StoreRefusal::Overflow { number }) => {
+                bytes.push(4);
+                bytes.extend(number.to_le_bytes());
+            }
+        }
+        bytes
+    }
+
+    /// Returns the reply of these bytes, or `None` if they are none.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut rest = Rest(bytes);
+        let reply = match rest.byte()? {
+            0 => Self::Done,
+            1 => Self::Value(rest.optional()?),
+            2 => Self::Refused(StoreRefusal::Full),
+            3 => Self::Refused(StoreRefusal::NotANumber { len: usize::try_from(rest.number()?).ok()? }),
+            4 => Self::Refused(StoreRefusal::Overflow { number: rest.number()? }),
+            _ => return None,
+        };
+        rest.0.is_empty().then_some(reply)
+    }
+}
+
+/// Puts the pieces of one sender's messages together, which are requests or replies.
+#[derive(Debug, Default)]
+pub struct StoreInbox(Vec<u8>);
+
+impl StoreInbox {
+    /// Adds a piece. Returns the message if it is complete.
+    ///
+    /// # Errors
+    /// `InvalidData` if the message is too long.
+    pub fn add(&mut self, piece: &[u8], is_last: bool) -> io::Result<Option<Vec<u8>>> {
+        self.0.extend(piece);
+        if self.0.len() > MESSAGE_BYTES_MAX {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok(is_last.then(|| std::mem::take(&mut self.0)))
+    }
 }
 
 /// Appends bytes after their length.
@@ -150,7 +177,7 @@ mod tests {
         ];
         for operation in operations {
             let request = StoreRequest { key: "é".to_owned(), operation };
-            assert_eq!(decode_request(&encode_request(&request)), Some(request));
+            assert_eq!(StoreRequest::decode(&request.encode()), Some(request));
         }
         let replies = [
             StoreReply::Done,
@@ -161,7 +188,7 @@ mod tests {
             StoreReply::Refused(StoreRefusal::Overflow { number: -1 }),
         ];
         for reply in replies {
-            assert_eq!(decode_reply(&encode_reply(&reply)), Some(reply));
+            assert_eq!(StoreReply::decode(&reply.encode()), Some(reply));
         }
     }
 
@@ -169,7 +196,7 @@ mod tests {
     fn the_longest_request_fits_into_a_message() {
         let value = vec![0; VALUE_BYTES_MAX];
         let operation = StoreOperation::CompareAndSet { expected: Some(value.clone()), value };
-        let bytes = encode_request(&StoreRequest { key: "k".repeat(KEY_BYTES_MAX), operation });
+        let bytes = StoreRequest { key: "k".repeat(KEY_BYTES_MAX), operation }.encode();
         assert!(bytes.len() <= MESSAGE_BYTES_MAX, "{}", bytes.len());
     }
 
@@ -177,7 +204,7 @@ mod tests {
     fn a_request_that_is_too_long_is_rejected() {
         let request = |key: usize, value: usize| {
             let operation = StoreOperation::Set { value: vec![0; value] };
-            decode_request(&encode_request(&StoreRequest { key: "k".repeat(key), operation }))
+            StoreRequest::decode(&StoreRequest { key: "k".repeat(key), operation }.encode())
         };
         assert!(request(KEY_BYTES_MAX, VALUE_BYTES_MAX).is_some());
         assert!(request(KEY_BYTES_MAX + 1, 0).is_none());
@@ -187,10 +214,10 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_a_message_or_refused(bytes in prop::collection::vec(0_u8..8, 0..40)) {
-            if let Some(request) = decode_request(&bytes) {
+            if let Some(request) = StoreRequest::decode(&bytes) {
                 prop_assert_eq!(encode_request(&request), &*bytes);
             }
-            if let Some(reply) = decode_reply(&bytes) {
+            if let Some(reply) = StoreReply::decode(&bytes) {
                 prop_assert_eq!(encode_reply(&reply), bytes);
             }
         }

@@ -16,14 +16,14 @@ use crate::bootstrap::abort_state::Waker;
 use crate::bootstrap::acceptor::{Acceptor, Admitted};
 use crate::bootstrap::auth::Purpose;
 use crate::bootstrap::control::{
-    ControlConnection, FRAME_BYTES, Frame, PeerInfo, StoreInbox, WaitReport, peer_frames, store_frames,
+    ControlConnection, FRAME_BYTES, Frame, PeerInfo, WaitReport, peer_frames, store_frames,
 };
 use crate::bootstrap::coordinator::{COORDINATOR, LATE_RANKS_LIMIT};
 use crate::bootstrap::host;
 use crate::bootstrap::session::lock;
 use crate::link::socket;
 use crate::shm_group::CALLS_MAX;
-use crate::store::{StoreTable, decode_request, encode_reply};
+use crate::store::{StoreInbox, StoreRequest, StoreTable};
 use crate::{Abort, Cause, ChannelId, Deadline, Fingerprint, Result, Runtime};
 use circles::SentCount;
 
@@ -598,13 +598,13 @@ impl RendezvousServer {
 
     /// Serves a request of a rank to the store, and sends the replies that it causes.
     fn serve_store(&mut self, caller: (usize, u64), request: &[u8]) {
-        let Some(request) = decode_request(request) else {
+        let Some(request) = StoreRequest::decode(request) else {
             return self.lose(caller.0, Cause::Protocol);
         };
         for ((rank, number), reply) in self.store.serve(caller, request) {
             if let Some(RankSlot::Joined(member)) = self.slots.get_mut(rank) {
                 let frames: Vec<_> =
-                    store_frames(number, &encode_reply(&reply)).map(|frame| frame.encode()).collect();
+                    store_frames(number, &reply.encode()).map(|frame| frame.encode()).collect();
                 // A broken connection is noticed when it is read.
                 let _ = member.line.push_all(&frames);
             }
