@@ -773,7 +773,7 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// If the transport has no store, as over MPI.
+    /// If the transport has no store.
     #[doc(alias = "TCPStore")]
     pub fn store(&self) -> Result<Store> {
         let store = match (&self.control, &self.engine) {

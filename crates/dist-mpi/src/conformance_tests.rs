@@ -8,20 +8,25 @@ use std::time::Duration;
 use dist_transport::conformance::{Fabric, TransportProgram};
 use dist_transport::runtime::Task;
 use dist_transport::shm_group::Reach;
+use dist_transport::store::{StoreOperation, StoreRequest};
 use dist_transport::{Abort, Cause, ChannelId, Fingerprint, Incoming, Runtime, Sink, Transport};
 
 use crate::MpiTransport;
 use crate::records::WaitReport;
-use crate::wire::{Buffer, Completions, Packet, Tag, Wire};
+use crate::store;
+use crate::wire::{Buffer, Completions, IN_FLIGHT_MAX, Kind, Packet, Tag, Wire};
 use crate::world::{CORE_WORDS, Placement, World};
 
 type Inbox = Arc<Mutex<Vec<(usize, Tag, Packet)>>>;
 
 /// A wire whose packets are messages between threads. Neighbours in the queue of one sender change places, as
 /// packets of MPI may.
+#[derive(Clone)]
 struct MemoryWire {
     rank: usize,
     inboxes: Vec<Inbox>,
+    /// The packets that are on their way to each rank, as this wire states.
+    in_flight: usize,
 }
 
 impl Wire for MemoryWire {
@@ -42,7 +47,7 @@ impl Wire for MemoryWire {
     }
 
     fn in_flight_to(&self, _: usize) -> usize {
-        0
+        self.in_flight
     }
 
     fn in_flight(&self) -> usize {
@@ -62,7 +67,7 @@ fn unserved_worlds(hosts: &[u64]) -> Vec<Arc<World>> {
     cores[0] = 1;
     let placement: Vec<_> = hosts.iter().map(|&host| Placement { host, cores }).collect();
     let create = |rank| {
-        let wire = MemoryWire { rank, inboxes: inboxes.clone() };
+        let wire = MemoryWire { rank, inboxes: inboxes.clone(), in_flight: 0 };
         Arc::new(World::new(Box::new(wire), rank, placement.clone(), None))
     };
     (0..size).map(create).collect()
@@ -131,6 +136,55 @@ fn rank_0_is_named_if_it_does_not_decide_about_a_timeout() {
     assert_eq!(worlds[1].await_decision(), Abort { rank: 0, ..TIMEOUT });
 }
 
+#[test]
+fn rank_0_replies_to_a_process_before_its_last_packet_to_it() {
+    let worlds = unserved_worlds(&[0; 2]);
+    let advance = |world: &World| world.progress(&mut world.lock());
+    worlds[0].leave_job();
+    advance(&worlds[1]);
+    let request = StoreRequest { key: "key".to_owned(), operation: StoreOperation::Get };
+    let deadline = worlds[1].runtime.deadline(Duration::ZERO);
+    assert_eq!(store::request(&worlds[1], &request, deadline), Ok(None));
+    worlds[1].leave_job();
+    advance(&worlds[1]);
+    assert!(!worlds[1].lock().is_over(), "a reply may be on its way");
+    worlds.iter().for_each(|world| advance(world));
+    assert!(worlds.iter().all(|world| world.lock().is_over()));
+}
+
+#[test]
+fn a_request_is_not_sent_while_rank_0_takes_no_packets() {
+    let mut wire =
+        MemoryWire { rank: 1, inboxes: vec![Inbox::default(), Inbox::default()], in_flight: IN_FLIGHT_MAX };
+    let sent = wire.inboxes[0].clone();
+    let placement = unserved_worlds(&[0; 2])[1].placement.clone();
+    let mut request = |in_flight| {
+        wire.in_flight = in_flight;
+        let world = World::new(Box::new(wire.clone()), 1, placement.clone(), None);
+        let request = StoreRequest { key: "key".to_owned(), operation: StoreOperation::Wait };
+        let deadline = world.runtime.deadline(Duration::ZERO);
+        assert_eq!(store::request(&world, &request, deadline), Ok(None));
+        sent.lock().unwrap().drain(..).map(|(_, tag, _)| tag.kind).collect::<Vec<_>>()
+    };
+    assert_eq!(request(IN_FLIGHT_MAX), []);
+    assert_eq!(request(0), [Kind::StoreRequest, Kind::CancelRequest]);
+}
+
+#[test]
+fn rank_0_serves_the_store_until_all_have_left() {
+    let program: TransportProgram = Arc::new(|transport| {
+        let (rank, store) = (transport.rank().index(), transport.store().unwrap());
+        drop(transport);
+        if rank == 0 {
+            return drop(store);
+        }
+        store.set(&format!("of {rank}"), b"").unwrap();
+        (1..3).for_each(|other| drop(store.wait(&format!("of {other}")).unwrap()));
+    });
+    run(&[0; 3], &program, |world| Box::new(MpiTransport::new(world)));
+    run(&[0; 3], &program, with_memory);
+}
+
 fn run(hosts: &[u64], program: &TransportProgram, join: fn(Arc<World>) -> Box<dyn Transport>) {
     let runtime = Runtime::system();
     let start = |world: Arc<World>| -> Task<()> {
@@ -159,10 +213,6 @@ impl Fabric for Messages {
         run(hosts, &program, |world| Box::new(MpiTransport::new(world)));
     }
 
-    fn has_store(&self) -> bool {
-        false
-    }
-
     fn shared_memory(&self) -> Option<Reach> {
         None
     }
@@ -183,10 +233,6 @@ impl Fabric for WithMemory {
 
     fn run_on(&self, _: u64, hosts: &[u64], program: TransportProgram) {
         run(hosts, &program, with_memory);
-    }
-
-    fn has_store(&self) -> bool {
-        false
     }
 
     fn shared_memory(&self) -> Option<Reach> {

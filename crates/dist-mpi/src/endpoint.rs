@@ -3,7 +3,6 @@
 use std::fmt;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
 use dist_transport::announced::{AnnouncedMessages, MatchedFrame};
 use dist_transport::native::NativeCollectives;
@@ -14,8 +13,9 @@ use dist_transport::{
 };
 
 use crate::records::{LONG_WAIT, WaitReport};
-use crate::wire::{HEADER, Kind, Packet, SEGMENT};
-use crate::world::{CORE_WORDS, SendState, State, World};
+use crate::wait::Wait;
+use crate::wire::{HEADER, Kind, Packet, SEGMENT, SHORT};
+use crate::world::{SendState, State, World, cores_here};
 
 /// An endpoint of a channel, without shared memory. Dropping it leaves the channel, and not the job.
 ///
@@ -36,8 +36,6 @@ pub(crate) struct Endpoint {
     matched: Vec<PeerMessages>,
     /// The matched messages that were sent in part or announced when a call paused, with their receivers.
     unsent: Vec<(usize, Sending)>,
-    /// `true` if the ranks of this host have fewer cores than ranks.
-    is_oversubscribed: bool,
 }
 
 /// The last calls of a rank, the current one first.
@@ -113,26 +111,6 @@ pub(crate) enum Failure {
     Aborted,
 }
 
-/// The progress of a wait since the last event.
-pub(crate) struct Wait {
-    looks: u32,
-    since: Option<Duration>,
-    /// The time after which the rank sleeps between two looks.
-    sleeps_after: Duration,
-    is_reported: bool,
-}
-
-/// Looks at the library without a pause, before the clock is read.
-const LOOKS: u32 = 32;
-/// The time that a rank looks without a pause if it has a core of its own.
-const SPIN: Duration = Duration::from_micros(50);
-/// The time after which a rank sleeps between two looks. A collective of the library advances only while ranks look.
-const YIELD: Duration = Duration::from_millis(2);
-const PATIENT_YIELD: Duration = Duration::from_secs(1);
-/// The time of such a sleep.
-const SLEEP: Duration = Duration::from_micros(50);
-/// A message of at most this size leaves without further work of its sender, in every MPI library.
-const SHORT: usize = 1024;
 /// The offset of the length in a header, which consists of fingerprint, length and channel.
 const LENGTH: usize = Fingerprint::SIZE;
 /// Packets that are taken before the first is delivered.
@@ -148,7 +126,7 @@ impl Endpoint {
 
     fn enter(world: Arc<World>, channel: ChannelId, rank: Rank, members: Arc<[usize]>) -> Self {
         let place = world.enter(channel, &members);
-        let mut transport = Self {
+        Self {
             world,
             place,
             channel,
@@ -160,25 +138,7 @@ impl Endpoint {
             traffic: Traffic::default(),
             matched: Vec::new(),
             unsent: Vec::new(),
-            is_oversubscribed: false,
-        };
-        let (cores, ranks) = transport.cores_of(|_| true);
-        transport.is_oversubscribed = cores < ranks;
-        transport
-    }
-
-    /// Returns the number of cores, and of those ranks of the world on this host for which `counts` is true.
-    fn cores_of(&self, counts: impl Fn(usize) -> bool) -> (usize, usize) {
-        let own = &self.world.placement[self.world.rank];
-        let here = self.world.placement.iter().enumerate();
-        let here = here.filter(|(rank, placement)| placement.host == own.host && counts(*rank));
-        let mut cores = [0; CORE_WORDS];
-        let mut ranks = 0;
-        for (_, placement) in here {
-            ranks += 1;
-            cores.iter_mut().zip(placement.cores).for_each(|(all, of_rank)| *all |= of_rank);
         }
-        (cores.iter().map(|word| word.count_ones() as usize).sum(), ranks)
     }
 
     fn call(&self) -> &Fingerprint {
@@ -657,28 +617,13 @@ impl Endpoint {
 
     /// Waits a little. Returns `false` if the deadline has passed.
     fn pause_until(&self, wait: &mut Wait, due: &LazyDeadline<'_>, peer: usize) -> bool {
-        wait.looks += 1;
-        let patient = if self.is_oversubscribed { 1 } else { LOOKS };
-        if !wait.looks.is_multiple_of(patient) {
-            std::hint::spin_loop();
-            return true;
-        }
-        let runtime = &self.world.runtime;
-        if runtime.expired(due.deadline()) {
-            return false;
-        }
-        let now = runtime.now();
-        let waited = now.saturating_sub(*wait.since.get_or_insert(now));
+        let world = &self.world;
+        let Some(waited) = wait.pause(&world.runtime, world.is_oversubscribed, due) else { return false };
         if waited > LONG_WAIT && !wait.is_reported {
             wait.is_reported = true;
             let calls = self.calls.0.iter().chain(&self.announced.0).copied().collect();
             let report = WaitReport { waits_for: self.members[peer], calls };
-            self.world.report_wait(self.channel, Some(&report));
-        }
-        if waited > wait.sleeps_after {
-            runtime.park(Some(runtime.deadline(SLEEP)));
-        } else if self.is_oversubscribed || waited > SPIN {
-            runtime.yield_now();
+            world.report_wait(self.channel, Some(&report));
         }
         true
     }
@@ -943,7 +888,7 @@ impl Transport for Endpoint {
     }
 
     fn cores(&self) -> usize {
-        self.cores_of(|rank| self.members.contains(&rank)).0
+        cores_here(&self.world.placement, self.world.rank, |rank| self.members.contains(&rank)).0
     }
 
     fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
@@ -1046,17 +991,6 @@ impl Sending {
 
 impl Receiving {
     const NEW: Self = Self { got: 0, is_begun: false };
-}
-
-impl Wait {
-    const NEW: Self = Self { looks: 0, since: None, sleeps_after: YIELD, is_reported: false };
-    /// The progress of a wait for a collective of the library.
-    pub(crate) const PATIENT: Self = Self { sleeps_after: PATIENT_YIELD, ..Self::NEW };
-
-    /// Begins anew, because something has happened.
-    pub(crate) const fn renew(&mut self) {
-        self.since = None;
-    }
 }
 
 /// The peers whose later messages must wait for an earlier one in the same list.

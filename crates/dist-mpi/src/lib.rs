@@ -8,7 +8,9 @@ mod native;
 #[cfg(test)]
 mod process_tests;
 mod records;
+mod store;
 mod transport;
+mod wait;
 mod wire;
 mod world;
 

@@ -243,7 +243,7 @@ impl MpiWire {
             Slot::Receiving(buffer) => {
                 let bytes = received_bytes(&status)?;
                 let (buffer, next) = split_off(buffer, bytes, completions);
-                let tag = Tag::decode(status.MPI_TAG);
+                let tag = Tag::decode(status.MPI_TAG).ok_or(io::ErrorKind::InvalidData)?;
                 let packet = Packet { kind: tag.kind, buffer, bytes };
                 completions.arrived.push((index(status.MPI_SOURCE), tag, packet));
                 self.receive(slot, next)

@@ -17,8 +17,9 @@ use dist_transport::native::{
 };
 use dist_transport::{Activity, Incoming, LazyDeadline, Outgoing, Result, Sink, Transport};
 
-use crate::endpoint::{Endpoint, Failure, Wait};
+use crate::endpoint::{Endpoint, Failure};
 use crate::library::NativeComm;
+use crate::wait::Wait;
 use crate::wire::{Buffer, FinishedNative, NativeSegment};
 use crate::world::State;
 

@@ -26,7 +26,6 @@ const MORE_RANKS: &str = "needs more than 4 ranks";
 
 /// The promises that are left out, by the beginning of their names, each with the reason.
 const LEFT_OUT: &[(&str, &str)] = &[
-    ("store::", "MPI has no key-value store"),
     ("forks::a_group_of_a_group_is_translated_twice", MORE_RANKS),
     ("forks::one_call_makes_several_groups_that_share_no_rank", MORE_RANKS),
     ("forks::an_error_in_a_group_ends_the_job_and_names_ranks_of_the_world", MORE_RANKS),
@@ -48,10 +47,6 @@ impl Fabric for ProcessesWithMessages {
         run(world_size, &program, None, |world| Ok(MpiTransport::new(world)));
     }
 
-    fn has_store(&self) -> bool {
-        false
-    }
-
     fn shared_memory(&self) -> Option<Reach> {
         None
     }
@@ -70,10 +65,6 @@ impl Fabric for ProcessesWithMemory {
             let due = world.runtime.deadline(Duration::from_secs(60)).into();
             MpiTransport::with_shared_memory(world, &due)
         });
-    }
-
-    fn has_store(&self) -> bool {
-        false
     }
 
     fn shared_memory(&self) -> Option<Reach> {

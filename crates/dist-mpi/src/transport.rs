@@ -5,15 +5,17 @@ use std::sync::Arc;
 
 use dist_transport::forwarding::ForwardingTransport;
 use dist_transport::process::WithSharedMemory;
-use dist_transport::{LazyDeadline, Result, Transport};
+use dist_transport::store::{StoreReply, StoreRequest, StoreService};
+use dist_transport::{Abort, Deadline, LazyDeadline, Result, Store, StoreError, Transport};
 
 use crate::endpoint::Endpoint;
+use crate::store;
 use crate::world::World;
 
 /// A transport whose messages an MPI library carries.
 ///
-/// Dropping the last transport of the process waits until all processes have done so, and finalises MPI. After an
-/// abort it waits at most 5 s; then it names the culprit on stderr and calls `MPI_Abort`.
+/// Dropping the last transport and the last store of the process waits until all processes have done so, and finalises
+/// MPI. After an abort it waits at most 5 s; then it names the culprit on stderr and calls `MPI_Abort`.
 pub struct MpiTransport {
     inner: Box<dyn Transport>,
     /// Dropped after the transport, and with the last of its forks.
@@ -57,6 +59,17 @@ impl ForwardingTransport for MpiTransport {
     fn fork_local(&mut self, members: &[usize], number: u64) -> Result<Box<dyn Transport>> {
         let inner = (*self.inner).fork_local(members, number)?;
         Ok(Box::new(Self { inner, job: self.job.clone() }))
+    }
+
+    fn store(&self) -> Result<Store, StoreError> {
+        Ok(Store::new(self.job.clone(), &self.job.0.runtime))
+    }
+}
+
+/// The store at rank 0. It keeps this rank in the job.
+impl StoreService for JobMembership {
+    fn request(&self, request: StoreRequest, deadline: Deadline) -> Result<Option<StoreReply>, Abort> {
+        store::request(&self.0, &request, deadline)
     }
 }
 

@@ -17,6 +17,9 @@ pub(crate) type Buffer = Vec<CacheLine>;
 /// cache of the core that makes it.
 pub(crate) const SEGMENT: usize = 128 * 1024;
 
+/// A message of at most this size leaves without further work of its sender, in every MPI library.
+pub(crate) const SHORT: usize = 1024;
+
 /// Bytes of the header of a packet. The payload begins behind it and is aligned to 64 bytes.
 pub(crate) const HEADER: usize = CacheLine::BYTES;
 
@@ -43,12 +46,18 @@ pub(crate) enum Kind {
     Proposal,
     /// The abort that stands.
     Decision,
+    /// A piece of a request to the store. Only rank 0 receives it.
+    StoreRequest,
+    /// A piece of the reply to a request. Only rank 0 sends it.
+    StoreReply,
+    /// The sender no longer waits for the reply to a request. Only rank 0 receives it.
+    CancelRequest,
     /// The last packet of a process.
     Leave,
 }
 
 impl Kind {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 11] = [
         Self::First,
         Self::Next,
         Self::Credit,
@@ -56,6 +65,9 @@ impl Kind {
         Self::WaitReport,
         Self::Proposal,
         Self::Decision,
+        Self::StoreRequest,
+        Self::StoreReply,
+        Self::CancelRequest,
         Self::Leave,
     ];
 }
@@ -71,20 +83,22 @@ pub(crate) struct Tag {
 }
 
 impl Tag {
-    /// Numbers are counted modulo this. Every MPI library allows tags up to 32767, which are 3 bits of the kind
-    /// and 12 of the number.
-    pub(crate) const NUMBERS: u16 = 1 << 12;
+    /// Numbers are counted modulo this. Every MPI library allows tags up to 32767, which are 4 bits of the kind
+    /// and 11 of the number. Fewer packets than that wait for an earlier one, since few receives are open.
+    pub(crate) const NUMBERS: u16 = 1 << 11;
+    const KIND_BITS: u32 = 4;
 
     /// Returns the tag as the library sends it.
     pub(crate) const fn encode(self) -> i32 {
-        ((self.number % Self::NUMBERS) as i32) << 3 | self.kind as i32
+        ((self.number % Self::NUMBERS) as i32) << Self::KIND_BITS | self.kind as i32
     }
 
-    /// Returns the tag that was received. All numbers are tags.
-    pub(crate) fn decode(tag: i32) -> Self {
-        let bits = tag.unsigned_abs();
-        let number = u16::try_from(bits >> 3 & u32::from(Self::NUMBERS - 1)).expect("12 bits");
-        Self { kind: Kind::ALL[(bits & 7) as usize], number }
+    /// Returns the tag that was received, or `None` if this crate has not sent it.
+    pub(crate) fn decode(tag: i32) -> Option<Self> {
+        let bits = u32::try_from(tag).ok()?;
+        let kind = *Kind::ALL.get((bits & ((1 << Self::KIND_BITS) - 1)) as usize)?;
+        let number = u16::try_from(bits >> Self::KIND_BITS).ok()?;
+        (number < Self::NUMBERS).then_some(Self { kind, number })
     }
 
     /// Returns the number that follows this one.
@@ -219,10 +233,13 @@ mod tests {
         for kind in Kind::ALL {
             for number in [0, 1, 77, Tag::NUMBERS - 1] {
                 let tag = Tag { kind, number };
-                assert_eq!(Tag::decode(tag.encode()), tag);
+                assert_eq!(Tag::decode(tag.encode()), Some(tag));
                 assert!((0..=32767).contains(&tag.encode()));
             }
         }
         assert_eq!(Tag::after(Tag::NUMBERS - 1), 0);
+        for tag in [-1, 15, 32768] {
+            assert_eq!(Tag::decode(tag), None);
+        }
     }
 }

@@ -15,8 +15,9 @@ use dist_transport::{Abort, AbortDecision, Cause, ChannelId, Fingerprint, Runtim
 use crate::library::{CreateCommunicator, NativeComm};
 use crate::native::Natives;
 use crate::records::{self, WaitReport};
+use crate::store::{self, StoreState};
 use crate::wire::{
-    Buffer, Completions, HEADER, IN_FLIGHT_MAX, Kind, NativeSegment, Packet, SEGMENT, Tag, Wire,
+    Buffer, Completions, HEADER, IN_FLIGHT_MAX, Kind, NativeSegment, Packet, SEGMENT, SHORT, Tag, Wire,
 };
 
 /// Bytes that a rank may send to another one on one channel before that one takes some.
@@ -26,7 +27,7 @@ const WINDOW: usize = 8 * SEGMENT;
 const DECISION: Duration = Duration::from_secs(2);
 /// The time between two looks of the service thread if the program makes no calls.
 const LOOK: Duration = Duration::from_millis(5);
-/// The time between two looks while packets are on their way.
+/// The time between two looks while packets are on their way, and while rank 0 serves requests to the store.
 const LOOK_IN_FLIGHT: Duration = Duration::from_micros(200);
 /// The time that a process waits, after an abort, for the others to leave in order.
 const LEAVING_AFTER_ABORT: Duration = Duration::from_secs(5);
@@ -36,6 +37,8 @@ pub(crate) struct World {
     pub(crate) runtime: Runtime,
     pub(crate) rank: usize,
     pub(crate) placement: Vec<Placement>,
+    /// `true` if the ranks of this host have fewer cores than ranks.
+    pub(crate) is_oversubscribed: bool,
     /// The smallest collective in bytes that the library executes, if it executes any.
     pub(crate) native_from: Option<usize>,
     abort: OnceLock<Abort>,
@@ -71,6 +74,7 @@ pub(crate) struct State {
     /// On rank 0: the last report of each rank that waits long on a channel.
     waits: HashMap<(usize, u64), WaitReport>,
     pub(crate) natives: Natives,
+    pub(crate) store: StoreState,
     leaving_since: Option<Duration>,
 }
 
@@ -135,11 +139,14 @@ impl World {
             proposed_at: None,
             waits: HashMap::new(),
             natives: Natives::default(),
+            store: StoreState::new(size),
             leaving_since: None,
         };
+        let (cores, ranks) = cores_here(&placement, rank, |_| true);
         Self {
             runtime: Runtime::system(),
             rank,
+            is_oversubscribed: cores < ranks,
             placement,
             native_from,
             abort: OnceLock::new(),
@@ -248,7 +255,24 @@ impl World {
                 Some(record) => self.accept(record),
                 None => self.protocol_broken(state, from),
             },
-            Kind::Leave => state.peers[from].has_left = true,
+            Kind::StoreRequest => {
+                if self.serve_request(state, from, &packet).is_none() {
+                    return self.protocol_broken(state, from);
+                }
+            }
+            Kind::StoreReply => {
+                if state.store.take_reply(&packet).is_none() {
+                    return self.protocol_broken(state, from);
+                }
+            }
+            Kind::CancelRequest => state.store.cancel((from, packet.header_number(0))),
+            Kind::Leave => {
+                state.peers[from].has_left = true;
+                state.store.forget_rank(from);
+                if self.rank == 0 && state.leaving_since.is_some() {
+                    self.send_control(state, from, Kind::Leave, &[0; HEADER], &[]);
+                }
+            }
         }
         state.completions.recycle(packet.buffer);
     }
@@ -362,6 +386,42 @@ impl World {
         }
     }
 
+    /// Sends a request to the store.
+    pub(crate) fn send_request(&self, state: &mut State, number: u64, request: &[u8]) {
+        self.send_store(state, 0, Kind::StoreRequest, number, request);
+    }
+
+    /// Tells rank 0 that this rank no longer waits for the reply to a request.
+    pub(crate) fn cancel_request(&self, state: &mut State, number: u64) {
+        self.send_control(state, 0, Kind::CancelRequest, &store::header(number, true), &[]);
+    }
+
+    /// Takes a piece of a request on rank 0, and sends the replies that it causes. Returns `None` if it is no request.
+    fn serve_request(&self, state: &mut State, from: usize, packet: &Packet) -> Option<()> {
+        let now = self.runtime.now();
+        let was_busy = state.store.is_busy(now);
+        let mut is_long = false;
+        for ((to, number), reply) in state.store.take_request(from, packet, now)? {
+            let reply = reply.encode();
+            is_long |= reply.len() > SHORT;
+            self.send_store(state, to, Kind::StoreReply, number, &reply);
+        }
+        // The program may make no further call. Its service thread looks more often while there are requests.
+        if is_long || !was_busy {
+            self.wake_service();
+        }
+        Some(())
+    }
+
+    /// Sends a request or a reply, in pieces.
+    fn send_store(&self, state: &mut State, to: usize, kind: Kind, number: u64, message: &[u8]) {
+        let pieces = message.chunks(SEGMENT);
+        let last = pieces.len().saturating_sub(1);
+        for (index, piece) in pieces.enumerate() {
+            self.send_control(state, to, kind, &store::header(number, index == last), piece);
+        }
+    }
+
     /// Creates an endpoint of a channel, and returns the place of the channel.
     pub(crate) fn enter(&self, id: ChannelId, members: &Arc<[usize]>) -> usize {
         let mut state = self.lock();
@@ -385,11 +445,16 @@ impl World {
     }
 
     /// Says goodbye to all processes, and waits until they have done the same.
+    ///
+    /// Rank 0 replies to requests of a process until that one has said goodbye, and only then does so itself. Otherwise a
+    /// process could finalise MPI while a reply is on its way.
     pub(crate) fn leave_job(&self) {
         {
             let mut state = self.lock();
             for to in (0..self.size()).filter(|&to| to != self.rank) {
-                self.send_control(&mut state, to, Kind::Leave, &[0; HEADER], &[]);
+                if self.rank != 0 || state.peers[to].has_left {
+                    self.send_control(&mut state, to, Kind::Leave, &[0; HEADER], &[]);
+                }
             }
             state.peers[self.rank].has_left = true;
             state.leaving_since = Some(self.runtime.now());
@@ -413,10 +478,11 @@ impl World {
     pub(crate) fn serve(&self) -> bool {
         let _ = self.service_thread.set(self.runtime.unparker());
         loop {
-            let (is_over, in_flight, leaving) = {
+            let (is_over, is_busy, leaving) = {
                 let mut state = self.lock();
                 self.progress(&mut state);
-                (state.is_over(), state.wire.in_flight(), state.leaving_since)
+                let is_busy = state.is_in_flight() || state.store.is_busy(self.runtime.now());
+                (state.is_over(), is_busy, state.leaving_since)
             };
             if is_over {
                 return true;
@@ -425,7 +491,7 @@ impl World {
             if self.abort.get().is_some() && leaving.is_some_and(is_late) {
                 return false;
             }
-            let look = if in_flight > 0 || leaving.is_some() { LOOK_IN_FLIGHT } else { LOOK };
+            let look = if is_busy || leaving.is_some() { LOOK_IN_FLIGHT } else { LOOK };
             self.runtime.park(Some(self.runtime.deadline(look)));
         }
     }
@@ -463,6 +529,23 @@ impl fmt::Debug for World {
     }
 }
 
+/// Returns the number of cores, and of those ranks on the host of a rank for which `counts` is true.
+pub(crate) fn cores_here(
+    placement: &[Placement],
+    rank: usize,
+    counts: impl Fn(usize) -> bool,
+) -> (usize, usize) {
+    let host = placement[rank].host;
+    let here = placement.iter().enumerate().filter(|(rank, other)| other.host == host && counts(*rank));
+    let mut cores = [0; CORE_WORDS];
+    let mut ranks = 0;
+    for (_, placement) in here {
+        ranks += 1;
+        cores.iter_mut().zip(placement.cores).for_each(|(all, of_rank)| *all |= of_rank);
+    }
+    (cores.iter().map(|word| word.count_ones() as usize).sum(), ranks)
+}
+
 /// The offset of the channel in the headers of packets that have one.
 const CHANNEL: usize = HEADER - 8;
 
@@ -475,7 +558,8 @@ fn channel_header(id: u64, number: u64) -> [u8; HEADER] {
 }
 
 impl State {
-    fn is_over(&self) -> bool {
+    /// Returns `true` if all processes have left, and nothing is on its way.
+    pub(crate) fn is_over(&self) -> bool {
         self.leaving_since.is_some()
             && self.wire.in_flight() == 0
             && self.natives.creating == 0
@@ -484,6 +568,11 @@ impl State {
 
     pub(crate) fn is_in_flight(&self) -> bool {
         self.wire.in_flight() > 0
+    }
+
+    /// Returns `true` if few packets are on their way to a process.
+    pub(crate) fn has_room_for(&self, to: usize) -> bool {
+        self.wire.in_flight_to(to) < IN_FLIGHT_MAX
     }
 
     fn send(&mut self, to: usize, kind: Kind, buffer: Buffer, bytes: usize) -> io::Result<()> {
@@ -578,7 +667,7 @@ impl State {
         len: usize,
         fill: &mut dyn FnMut(&mut [u8]),
     ) -> SendState {
-        let is_full = self.wire.in_flight_to(to) >= IN_FLIGHT_MAX;
+        let is_full = !self.has_room_for(to);
         let pair = self.pair(place, to);
         if pair.has_left {
             return SendState::Left;

@@ -191,6 +191,14 @@ pub trait ForwardingTransport: Send + fmt::Debug {
     fn allocate(&mut self, bytes: usize) -> Option<Allocation> {
         self.inner_mut().allocate(bytes)
     }
+
+    /// See [`Transport::store`].
+    ///
+    /// # Errors
+    /// As there.
+    fn store(&self) -> Result<Store, StoreError> {
+        self.inner().store()
+    }
 }
 
 impl<T: ForwardingTransport> Transport for T {
@@ -308,7 +316,7 @@ impl<T: ForwardingTransport> Transport for T {
     }
 
     fn store(&self) -> Result<Store, StoreError> {
-        self.inner().store()
+        ForwardingTransport::store(self)
     }
 
     fn set_progress(&mut self, progress: Progress) {
