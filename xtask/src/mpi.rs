@@ -11,8 +11,9 @@ cargo xtask mpi [--all]
 
 Checks dist-mpi with Open MPI and with MPICH, if they are installed, and prints how long that took. It is no
 default member, because it needs an installed MPI. If packages are missing, their names are printed.
-With the first library: clippy, documents, the unit tests, which need no mpirun, and a program of the crate
-dist under the launcher. With each: the promises of the transport, as the conformance suite states
+With the first library: clippy, documents, the unit tests, which need no mpirun, and the example programs of
+the crate dist under the launcher, whose results must be those of one rank. With each: the promises of the
+transport, as the conformance suite states
 them, in 4 real processes, a part of the matrix in 2 and in 4, collectives that the library executes, a
 process that dies, and one that is stopped.
   --all  the whole matrix in 4 processes instead of a part, which takes several times as long
@@ -72,6 +73,20 @@ const MATRIX: &[&[&str]] = &[&["matrix", "f32"], &["matrix", "all_to_all"], &["m
 /// The whole matrix, in the larger world.
 const WHOLE_MATRIX: &[&str] = &["matrix"];
 
+/// Examples of the crate dist that print the same on any number of ranks, but for the time in their last line.
+const PROGRAMS: [&str; 10] = [
+    "argmax",
+    "dynamic",
+    "halo",
+    "hash_join",
+    "kmeans",
+    "sample_sort",
+    "summa",
+    "table",
+    "task_farm",
+    "welford",
+];
+
 const LARGE_WORLD: &str = "4";
 const WORLDS: [&str; 2] = ["2", LARGE_WORLD];
 
@@ -108,7 +123,7 @@ fn check(is_whole: bool) -> Result<(), Failure> {
         show(with(first, "doc --package dist-mpi --no-deps")?.env("RUSTDOCFLAGS", "-D warnings"))
     })?;
     steps.step("mpi: unit tests", || show(&mut with(first, "test --package dist-mpi")?))?;
-    steps.step("mpi: a program of dist", || run_program(first))?;
+    steps.step("mpi: programs of dist", || run_programs(first))?;
     for library in installed {
         let name = if library.folder == "mpi" { "mpi: jobs of Open MPI" } else { "mpi: jobs of MPICH" };
         steps.step(name, || run_jobs(library, is_whole))?;
@@ -175,21 +190,48 @@ fn check_death(job: &mut Command) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Starts a program of the crate dist that finds MPI by its environment.
-fn run_program(library: &Library) -> Result<(), Failure> {
-    show(&mut with(library, "build --quiet --package dist --features mpi --example hello")?)?;
-    let program = folder(library)?.join("debug/examples/hello");
-    let mut job = job(library, "2", &program, &[]);
-    let output = ["DIST_TRANSPORT", "MASTER_ADDR"].into_iter().fold(&mut job, Command::env_remove).output();
-    let output =
-        output.map_err(|error| Failure::Check(format!("cannot start {}: {error}", program.display())))?;
-    let told = String::from_utf8_lossy(&output.stdout);
-    let is_complete = (0..2).all(|rank| told.contains(&format!("hello from rank {rank} of 2")));
-    if !output.status.success() || !is_complete {
-        let error = String::from_utf8_lossy(&output.stderr);
-        return Err(Failure::Check(format!("hello under {}: {told}{error}", library.launcher)));
+/// Starts programs of the crate dist that find MPI by their environment.
+fn run_programs(library: &Library) -> Result<(), Failure> {
+    let mut build = with(library, "build --quiet --package dist --features mpi --example hello")?;
+    show(build.args(PROGRAMS.iter().flat_map(|&name| ["--example", name])))?;
+    let hello = run_program(library, "2", "hello")?;
+    if !(0..2).all(|rank| hello.contains(&format!("hello from rank {rank} of 2"))) {
+        return Err(Failure::Check(format!("hello with DIST_TRANSPORT=mpi: {hello}")));
+    }
+    for name in PROGRAMS {
+        let [alone, together] = ["1", LARGE_WORLD].map(|world| run_program(library, world, name));
+        let (alone, together) = (alone?, together?);
+        let [expected, result] = [&alone, &together].map(|text| result(text));
+        if expected.is_none() || result != expected {
+            return Err(Failure::Check(format!(
+                "{name} prints this on one rank:\n{alone}and this on {LARGE_WORLD} over MPI:\n{together}"
+            )));
+        }
     }
     Ok(())
+}
+
+/// Runs an example of the crate dist over MPI, and returns what it printed.
+fn run_program(library: &Library, world: &str, name: &str) -> Result<String, Failure> {
+    let program = folder(library)?.join("debug/examples").join(name);
+    let output = job(library, world, &program, &[]).env("DIST_TRANSPORT", "mpi").output();
+    let output =
+        output.map_err(|error| Failure::Check(format!("cannot start {}: {error}", program.display())))?;
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        let error = String::from_utf8_lossy(&output.stderr);
+        return Err(Failure::Check(format!(
+            "{name} on {world} ranks over MPI: {}: {told}{error}",
+            output.status
+        )));
+    }
+    Ok(told)
+}
+
+/// Returns the lines of an example before its time.
+fn result(text: &str) -> Option<&str> {
+    let (result, time) = text.trim_end().rsplit_once('\n')?;
+    time.ends_with(" ms").then_some(result)
 }
 
 fn job(library: &Library, world: &str, program: &Path, case: &[&str]) -> Command {

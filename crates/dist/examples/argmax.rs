@@ -11,7 +11,6 @@
 use std::time::Instant;
 
 use dist::collectives::{CustomOp, IndexedValue};
-use dist::prelude::*;
 
 /// A function with the same largest value at several points.
 fn height(point: usize) -> f64 {
@@ -19,7 +18,7 @@ fn height(point: usize) -> f64 {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut comm = Communicator::from_env()?;
+    let mut comm = dist::init()?;
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let points = std::env::args().nth(1).map_or(Ok(100_000), |points| points.parse::<usize>())?;
 

@@ -27,7 +27,7 @@ fn steps(start: usize) -> u64 {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut comm = Communicator::from_env()?;
+    let mut comm = dist::init()?;
     let rounds = std::env::args().nth(1).map_or(Ok(5_000), |rounds| rounds.parse::<usize>())?;
     let store = comm.store()?;
 

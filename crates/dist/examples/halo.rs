@@ -13,7 +13,7 @@ const ROWS: usize = 48;
 const COLUMNS: usize = 32;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut comm = Communicator::from_env()?;
+    let mut comm = dist::init()?;
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let steps = std::env::args().nth(1).map_or(Ok(100), |steps| steps.parse::<usize>())?;
     let first = |rank: usize| rank * ROWS / ranks;

@@ -37,7 +37,7 @@ fn shuffle(comm: &mut Communicator, rows: &[Row]) -> dist::collectives::Result<V
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut comm = Communicator::from_env()?;
+    let mut comm = dist::init()?;
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let rows = std::env::args().nth(1).map_or(Ok(20_000), |rows| rows.parse::<usize>())?;
     let own = rank * rows / ranks..(rank + 1) * rows / ranks;

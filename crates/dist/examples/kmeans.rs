@@ -32,7 +32,7 @@ fn nearest(centres: &[Point], point: Point) -> usize {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut comm = Communicator::from_env()?;
+    let mut comm = dist::init()?;
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let points = std::env::args().nth(1).map_or(Ok(30_000), |points| points.parse::<usize>())?;
     let own: Vec<Point> = (rank * points / ranks..(rank + 1) * points / ranks).map(point).collect();

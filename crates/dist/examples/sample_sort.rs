@@ -48,7 +48,7 @@ fn sort(comm: &mut Communicator, mut keys: Vec<u64>) -> dist::collectives::Resul
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut comm = Communicator::from_env()?;
+    let mut comm = dist::init()?;
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let count = std::env::args().nth(1).map_or(Ok(20_000), |count| count.parse::<usize>())?;
     let own = (rank * count / ranks..(rank + 1) * count / ranks).map(key).collect();

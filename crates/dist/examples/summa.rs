@@ -24,7 +24,7 @@ fn block(factor: usize, rows: Range<usize>, columns: Range<usize>) -> Vec<f64> {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let comm = Communicator::from_env()?;
+    let comm = dist::init()?;
     let n = std::env::args().nth(1).map_or(Ok(60), |n| n.parse::<usize>())?;
     let grid = dims_create(comm.world_size(), &[None, None])?;
     let mut mesh = Mesh::new(comm, [("rows", grid[0]), ("columns", grid[1])])?;

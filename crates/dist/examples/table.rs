@@ -25,7 +25,7 @@ fn mixed(number: usize) -> u64 {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut comm = Communicator::from_env()?;
+    let mut comm = dist::init()?;
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let reads = std::env::args().nth(1).map_or(Ok(20_000), |reads| reads.parse::<usize>())?;
     // All ranks of this host. Each has a part of the same length; the last one may have some entries too many.

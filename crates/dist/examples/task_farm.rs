@@ -57,7 +57,7 @@ fn take(comm: &mut Communicator) -> dist::collectives::Result<()> {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut comm = Communicator::from_env()?;
+    let mut comm = dist::init()?;
     let tasks = std::env::args().nth(1).map_or(Ok(100), |tasks| tasks.parse::<u64>())?;
 
     comm.barrier()?;

@@ -11,7 +11,6 @@
 use std::time::Instant;
 
 use dist::collectives::CustomOp;
-use dist::prelude::*;
 
 /// A number of values, their mean, and the sum of the squares of their distances from the mean.
 type Moments = [f64; 3];
@@ -31,7 +30,7 @@ fn number(index: usize) -> f64 {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut comm = Communicator::from_env()?;
+    let mut comm = dist::init()?;
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let count = std::env::args().nth(1).map_or(Ok(100_000), |count| count.parse::<usize>())?;
 
