@@ -574,8 +574,7 @@ impl ProcessTransport {
             waiting.may_end_otherwise = inbox.pauses_at_deadline();
             let moved = self.move_matched(&mut outbound, (&sources, &mut *inbox), &mut waits)?;
             may_have_more |= moved;
-            let has_more =
-                may_have_more && self.begin_bodies(&mut outbound, (&sources, single_copy), due)?;
+            let has_more = may_have_more && self.begin_bodies(&mut outbound, (&sources, single_copy), due)?;
             may_have_more = moved || has_more;
             if waits.is_empty() && !has_more {
                 break;
