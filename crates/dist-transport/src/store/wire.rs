@@ -215,10 +215,10 @@ mod tests {
         #[test]
         fn any_bytes_are_a_message_or_refused(bytes in prop::collection::vec(0_u8..8, 0..40)) {
             if let Some(request) = StoreRequest::decode(&bytes) {
-                prop_assert_eq!(encode_request(&request), &*bytes);
+                prop_assert_eq!(request.encode(), &*bytes);
             }
             if let Some(reply) = StoreReply::decode(&bytes) {
-                prop_assert_eq!(encode_reply(&reply), bytes);
+                prop_assert_eq!(reply.encode(), bytes);
             }
         }
     }
