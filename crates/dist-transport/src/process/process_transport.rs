@@ -564,18 +564,12 @@ impl ProcessTransport {
         }
         let interrupt = inbox.interrupt();
         let (mut waiting, mut waits) = (WaitState { interrupt, ..WaitState::default() }, Waits::new());
-        // Clears and bodies can only follow what has moved. A look that finds nothing stays short.
-        let mut may_have_more = true;
         loop {
-            if may_have_more {
-                self.send_clears(&mut outbound, &sources, due)?;
-            }
+            self.send_clears(&mut outbound, &sources, due)?;
             waits.clear();
             waiting.may_end_otherwise = inbox.pauses_at_deadline();
             let moved = self.move_matched(&mut outbound, (&sources, &mut *inbox), &mut waits)?;
-            may_have_more |= moved;
-            let has_more = may_have_more && self.begin_bodies(&mut outbound, (&sources, single_copy), due)?;
-            may_have_more = moved || has_more;
+            let has_more = self.begin_bodies(&mut outbound, (&sources, single_copy), due)?;
             if waits.is_empty() && !has_more {
                 break;
             }
