@@ -60,12 +60,13 @@ impl fmt::Display for CircularWait {
 impl Abort {
     /// Returns this record with the circle in which its reporter waits, or waits for a rank that does, if the cause is a
     /// timeout. `waits` are the waits of all ranks, perhaps several of one rank. The waits of the circle may be in calls of
-    /// several communicators.
+    /// several communicators. A circle that the record lists already stays.
     #[must_use]
     pub(crate) fn with_circle(mut self, waits: &[CircularWait]) -> Self {
         let own = CircularWait { rank: self.reporter, on: self.rank, call: self.call };
         // Waits outside any call are not compared.
         if let Cause::TimedOut { waits: listed, count } = &mut self.cause
+            && listed.is_empty()
             && own.call != Fingerprint::NONE
         {
             *listed = circle_from(own, waits);
@@ -400,6 +401,8 @@ mod tests {
         let own = Abort { cause: Cause::timed_out(), rank: 1, reporter: 0, call: CALL };
         let outside = CircularWait { call: Fingerprint::NONE, ..wait((1, 0)) };
         assert_eq!(own.clone().with_circle(&[outside]), own, "it waits outside any call");
+        let listed = own.clone().with_circle(&[wait((1, 0))]);
+        assert_eq!(listed.clone().with_circle(&[]), listed, "another place of decision keeps the circle");
         let text = own.with_circle(&[wait((1, 0))]).to_string();
         let circle = "2 ranks wait for each other: rank 0 waits for rank 1; rank 1 waits for rank 0";
         assert_eq!(text, format!("rank 1 was waited for until the deadline (reported by rank 0); {circle}"));

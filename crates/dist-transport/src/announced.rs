@@ -3,7 +3,8 @@
 /// The greatest length in bytes of a [matched message](crate::Transport::exchange_matched) that its receiver may have to
 /// keep. A longer message is announced: its bytes stay with the sender until a receive has matched it.
 ///
-/// The round trip before the bytes takes less than 3 % of their time: 40 µs of 1.6 ms over TCP on one host.
+/// Between two ranks of one host, the round trip before the bytes does not show over TCP (0.5 ms for 4 MiB), and takes 4 to 7 %
+/// of the time in shared memory (0.17 ms).
 pub const KEPT_MESSAGE_BYTES_MAX: usize = 4 << 20;
 
 /// The meaning of a frame, and the number in its header. Over every medium the frames of one rank to another one arrive in
