@@ -9,7 +9,7 @@ use dist_transport::conformance::{Fabric, TransportProgram};
 use dist_transport::runtime::Task;
 use dist_transport::shm_group::Reach;
 use dist_transport::store::{StoreOperation, StoreRequest};
-use dist_transport::{Abort, Cause, ChannelId, Fingerprint, Incoming, Runtime, Sink, Transport};
+use dist_transport::{Abort, Cause, ChannelId, Fingerprint, Incoming, Outgoing, Runtime, Sink, Transport};
 
 use crate::MpiTransport;
 use crate::records::WaitReport;
@@ -107,13 +107,22 @@ fn a_rank_that_waits_for_another_one_is_not_named_if_rank_0_decides_late() {
     assert_eq!(worlds[1].decided(), Some(&Abort { rank: 3, ..TIMEOUT }));
 }
 
+/// The time limit of the waits that an abort ends.
+const LIMIT: Duration = Duration::from_secs(60);
+
 #[test]
 fn an_abort_on_another_host_wakes_a_rank_that_waits_for_a_message_of_its_own_host() {
     let program: TransportProgram = Arc::new(|mut transport| {
         let group = transport.fork(&[0, 1]).unwrap();
-        match (transport.rank().index(), group) {
+        let (rank, due) = (transport.rank().index(), transport.runtime().deadline(LIMIT).into());
+        // Rank 2 aborts when the others have joined.
+        for from in [0, 1] {
+            let send = (rank == from).then_some(Outgoing { to: 2, parts: &[&[1]] });
+            let receive = Incoming { from, len: 1, sink: Sink::Into(&mut [0]) };
+            transport.exchange(send, (rank == 2).then_some(receive), &due).unwrap();
+        }
+        match (rank, group) {
             (0, Some(mut group)) => {
-                let due = transport.runtime().deadline(Duration::from_secs(60)).into();
                 let receive = Incoming { from: 1, len: 1, sink: Sink::Into(&mut [0]) };
                 let error = group.exchange(None, Some(receive), &due).unwrap_err();
                 assert_eq!(error.peer(), Some(2), "{error}");
