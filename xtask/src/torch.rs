@@ -12,7 +12,7 @@ cargo xtask torch [--all | --install]
 Builds and tests dist-torch, the backend of torch.distributed, and prints how long that took. It is no default
 member, because it needs Python from 3.10 on with its modules venv and pip, a C compiler, and 1.7 GB for
 PyTorch, which pip installs into target/torch-venv. Delete that folder to install afresh.
-  (no option)  clippy, documents, an unoptimised wheel, the tests of dist-torch, the command of torchrun in the
+  (no option)  clippy, documents, an unoptimised wheel, the tests of dist-torch, the torchrun command of the
                guide, and those tests of PyTorch which crates/dist-torch/tests/quick.txt lists, on 2 ranks
   --all        an optimised wheel, the tests of dist-torch and torchrun, all distributed tests of PyTorch with
                Gloo and with dist on 2, 3 and 4 ranks, and the table of their outcomes in the crate's README
