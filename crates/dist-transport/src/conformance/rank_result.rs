@@ -115,8 +115,7 @@ impl RankResult for Cause {
     fn encode(&self, bytes: &mut Vec<u8>) {
         match self {
             Self::Left => 0_u64.encode(bytes),
-            // A fabric that lists circles has its ranks in one process.
-            Self::TimedOut { .. } => 1_u64.encode(bytes),
+            Self::TimedOut { waits, count } => (1_u64, (waits.clone(), *count)).encode(bytes),
             Self::Panicked => 2_u64.encode(bytes),
             Self::Mismatch { theirs } => (3_u64, *theirs).encode(bytes),
             Self::Length { expected, got } => (4_u64, (*expected, *got)).encode(bytes),
@@ -129,7 +128,10 @@ impl RankResult for Cause {
     fn decode(bytes: &mut &[u8]) -> Self {
         match u64::decode(bytes) {
             0 => Self::Left,
-            1 => Self::timed_out(),
+            1 => {
+                let (waits, count) = RankResult::decode(bytes);
+                Self::TimedOut { waits, count }
+            }
             2 => Self::Panicked,
             3 => Self::Mismatch { theirs: Fingerprint::decode(bytes) },
             4 => Self::Length { expected: u64::decode(bytes), got: u64::decode(bytes) },

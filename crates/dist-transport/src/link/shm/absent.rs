@@ -24,6 +24,7 @@ pub(crate) enum StreamEnd {
     Goodbye,
     Closed,
     Broken,
+    NoMemory,
 }
 
 #[derive(Debug)]
