@@ -8,10 +8,6 @@ use crate::{Abort, AbortDecision, Cause, CircularWait, Error};
 
 /// The job of another transport. A session that belongs to it decides about no aborts: its coordinator only chooses
 /// between the proposals of its ranks. Aborts and errors number ranks as the other job does.
-#[cfg_attr(
-    not(all(feature = "shm", target_os = "linux")),
-    expect(dead_code, reason = "only shared memory is used beside another transport")
-)]
 #[derive(Debug, Clone)]
 pub(crate) struct OuterJob {
     pub(crate) decision: Arc<dyn AbortDecision>,
