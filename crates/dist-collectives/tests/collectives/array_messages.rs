@@ -158,7 +158,7 @@ fn a_rank_outside_of_the_group_is_refused() {
 
 #[test]
 fn arrays_without_another_rank_are_not_sent_and_do_not_change() {
-    run(Network::Tcp, 2, |mut comm| {
+    run(Network::Threads, 2, |mut comm| {
         let (rank, mut own) = (comm.rank(), matrix(comm.rank()));
         comm.send_array(&own.column(1), None).unwrap();
         comm.recv_array(&mut own.column_mut(0), None).unwrap();

@@ -91,7 +91,7 @@ fn views_outside_of_a_slice_and_blocks_that_overlap_are_refused() {
 
 #[test]
 fn views_without_another_rank_are_not_sent_and_do_not_change() {
-    run(Network::Tcp, 2, |mut comm| {
+    run(Network::Threads, 2, |mut comm| {
         let (rank, mut matrix) = (comm.rank(), (0..12).collect::<Vec<u32>>());
         let before = matrix.clone();
         let column = |index: usize| Strided::new(&before[index..], 3, 1, 4).unwrap();
