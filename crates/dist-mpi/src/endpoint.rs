@@ -1020,7 +1020,7 @@ impl BusyPeers {
     }
 }
 
-/// Returns the order in which messages are sent: those that were sent in part first, then those that were cleared.
+/// Returns the sending order of the messages: first messages that were sent in part, then cleared ones.
 fn sending_order(sending: &[Sending]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..sending.len()).collect();
     order.sort_by_key(|&index| match sending[index] {

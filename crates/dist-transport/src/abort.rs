@@ -58,9 +58,9 @@ impl fmt::Display for CircularWait {
 
 #[cfg(any(feature = "tcp", feature = "sim"))]
 impl Abort {
-    /// Returns this record with the circle in which its reporter waits, or waits for a rank that does, if the cause is a
-    /// timeout. `waits` are the waits of all ranks, perhaps several of one rank. The waits of the circle may be in calls of
-    /// several communicators. A circle that the record lists already stays.
+    /// Returns this record with a circle of waits, if the cause is a timeout and the reporter's wait leads into a circle.
+    /// `waits` are the waits of all ranks, perhaps several of one rank. A circle may contain calls of several communicators. A
+    /// circle that the record already lists is kept.
     #[must_use]
     pub(crate) fn with_circle(mut self, waits: &[CircularWait]) -> Self {
         let own = CircularWait { rank: self.reporter, on: self.rank, call: self.call };
@@ -229,7 +229,7 @@ pub enum Cause {
     /// A peer waited for it until the deadline.
     #[error("was waited for until the deadline")]
     TimedOut {
-        /// The waits of a circle in which the peer waited, or waited for a rank of it, at most the first 16. Empty if no
+        /// The waits of a circle, at most the first 16. The reporter's wait leads into this circle. Empty if no
         /// circle is known. The ranks wait in calls of several communicators, for room, or beside started operations, so
         /// another thread of one of them may have been late.
         waits: Vec<CircularWait>,

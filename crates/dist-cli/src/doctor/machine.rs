@@ -203,7 +203,7 @@ fn no_address() -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, "the name has no address")
 }
 
-/// Returns the address of this machine by which it reaches another one. Sends nothing: the system only chooses the address.
+/// Returns this machine's source address for packets to another machine. The system chooses it, and nothing is sent.
 fn own_address(other: SocketAddr) -> io::Result<IpAddr> {
     let any: IpAddr = if other.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() };
     let socket = UdpSocket::bind((any, 0))?;
@@ -211,7 +211,7 @@ fn own_address(other: SocketAddr) -> io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-/// Returns the finding about a coordinator of this name, with its address and that of this machine.
+/// Returns the finding about the coordinator's name. `found` is the coordinator's address and this machine's own address.
 fn coordinator_finding(name: &str, found: io::Result<(SocketAddr, IpAddr)>, took: Duration) -> Finding {
     let (address, own) = match found {
         Ok(found) => found,

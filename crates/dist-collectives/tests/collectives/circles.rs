@@ -104,7 +104,7 @@ fn a_rank_that_receives_from_any_rank_is_in_no_circle() {
     }
 }
 
-/// Checks the errors of ranks of which the first receives from the second and all others reduce.
+/// Checks the errors of all ranks. The first rank receives from the second one, and all others reduce.
 fn check_circle_of_calls(network: &str, errors: &[Error]) {
     for (rank, error) in errors.iter().enumerate() {
         let Error::CircularWait { waits, count, .. } = error else {
